@@ -97,10 +97,10 @@ class Loop:
     def store(self, x: Tensor, y: Tensor) -> None:
         """Reservoir sampling; its draws are made on the host, so that the device need not wait."""
         slots = (torch.rand(len(y), dtype=torch.double) * torch.arange(self.seen + 1, self.seen + len(y) + 1)).long()
-        kept = (slots < SLOTS).nonzero().squeeze(1)
+        indices = (slots < SLOTS).nonzero().squeeze(1)
         self.seen += len(y)
-        if len(kept):
-            rows, slots = kept.to(self.device), slots[kept].to(self.device)
+        if len(indices):
+            rows, slots = indices.to(self.device), slots[indices].to(self.device)
             self.stored_x[slots], self.stored_y[slots] = x[rows], y[rows]
 
 
@@ -257,8 +257,8 @@ def earlier_rows(file: Path, device: torch.device) -> list[Row]:
     if not file.exists():
         return []
     content = json.loads(file.read_text())
-    here = machine(device), {"torch": str(torch.__version__), "glocal": __version__}
-    return content["rows"] if (content["machine"], content["versions"]) == here else []
+    current = machine(device), {"torch": str(torch.__version__), "glocal": __version__}
+    return content["rows"] if (content["machine"], content["versions"]) == current else []
 
 
 def main() -> None:

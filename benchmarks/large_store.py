@@ -57,7 +57,7 @@ def make_stores(large: Path, small: Path, lrs: Sequence[float]) -> None:
 def commands(folder: Path, lrs: Iterable[float], seeds: Iterable[int]) -> dict[str, list[str]]:
     """Return the arguments of Python for every command; the store comes last."""
     values = {"--algorithms": ALGORITHMS, "--lrs": lrs, "--seeds": seeds}
-    flags = [str(part) for flag, own in values.items() for part in (flag, *own)]
+    flags = [str(part) for flag, arguments in values.items() for part in (flag, *arguments)]
     flags += [str(part) for name, value in OPTIONS.items() for part in (f"--{name.replace('_', '-')}", value)]
     return {
         "status": ["-m", "glocal", "status"],
@@ -104,13 +104,13 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         results = measure(Path(folder), lrs)
     table = Table("command", "without index", "with index", "CPU seconds", "start-up", title=f"Seconds, {runs} runs")
-    for name, own in results.items():
-        first, again, start = (
-            median(x["seconds"] for x in own[k]) for k in ("without_index", "with_index", "start_up")
+    for name, measurements in results.items():
+        first, repeat, start = (
+            median(x["seconds"] for x in measurements[k]) for k in ("without_index", "with_index", "start_up")
         )
-        cpu = median(x["cpu_seconds"] for x in own["with_index"])
-        color = "green" if again < GOAL else "red"
-        table.add_row(name, f"{first:.1f}", f"[{color}]{again:.1f}[/]", f"{cpu:.1f}", f"{start:.1f}")
+        cpu = median(x["cpu_seconds"] for x in measurements["with_index"])
+        color = "green" if repeat < GOAL else "red"
+        table.add_row(name, f"{first:.1f}", f"[{color}]{repeat:.1f}[/]", f"{cpu:.1f}", f"{start:.1f}")
     Console().print(table)
     if runs == 10_000:
         save(RESULTS / "large-store-cpu.json", {"goal_s": GOAL, "runs": runs, "commands": results})

@@ -46,19 +46,19 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--tiny", action="store_true", help="two tasks in large batches, to try the benchmark")
-    given = parser.parse_args()
-    device = choose_device(given.device)
-    challenge, seeds, options = SWEEPS[given.network]
-    options = {**options, **(TINY if given.tiny else {}), "network": given.network, "device": given.device}
+    args = parser.parse_args()
+    device = choose_device(args.device)
+    challenge, seeds, options = SWEEPS[args.network]
+    options = {**options, **(TINY if args.tiny else {}), "network": args.network, "device": args.device}
     table, rows = Table("workers", "seconds", "times one worker"), []
-    for workers in given.workers:
-        wall = seconds(challenge, 2 if given.tiny else seeds, workers, options)
+    for workers in args.workers:
+        wall = seconds(challenge, 2 if args.tiny else seeds, workers, options)
         rows.append({"workers": workers, "seconds": round(wall, 2)})
         table.add_row(str(workers), f"{wall:.1f}", f"{rows[0]['seconds'] / wall:.2f}")
     Console().print(table)
-    if not given.tiny:
+    if not args.tiny:
         content = {"challenge": challenge, "cohorts": COHORTS, "runs per cohort": seeds, "rows": rows}
-        save(RESULTS / f"shared-gpu-{given.network}.json", content, device)
+        save(RESULTS / f"shared-gpu-{args.network}.json", content, device)
 
 
 if __name__ == "__main__":

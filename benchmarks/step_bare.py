@@ -70,9 +70,9 @@ class Er(Sgd):
     def store(self, x: Tensor, y: Tensor) -> None:
         n = torch.arange(self.num_seen, self.num_seen + len(y))
         slots = torch.where(n < setting.ER_SLOTS, n, (torch.rand(len(y), dtype=torch.double) * (n + 1)).long())
-        kept = (slots < setting.ER_SLOTS).nonzero().squeeze(1)
-        self.x[slots[kept]] = x[kept]
-        self.y[slots[kept]] = y[kept]
+        indices = (slots < setting.ER_SLOTS).nonzero().squeeze(1)
+        self.x[slots[indices]] = x[indices]
+        self.y[slots[indices]] = y[indices]
         self.num_seen += len(y)
 
 

@@ -102,36 +102,36 @@ def rises(rows: Mapping[str, Sequence[TableRow]], reclassified: Sequence[str]) -
         rows: the rows of every column.
         reclassified: the algorithms whose measured class is not the paper's.
     """
-    found: dict[str, dict[str, Rise]] = {"": {}}
-    for column, own in rows.items():
+    rises_by_choice: dict[str, dict[str, Rise]] = {"": {}}
+    for column, column_rows in rows.items():
         local, other = (
-            [x.algorithm for x in own if x.published and x.locality == kind] for kind in ("local", "global")
+            [x.algorithm for x in column_rows if x.published and x.locality == kind] for kind in ("local", "global")
         )
         for choice, sides in _choices(local, other, reclassified).items():
-            if rise := _rise(own, *sides):
-                found.setdefault(choice, {})[column] = rise
-    return found
+            if rise := _rise(column_rows, *sides):
+                rises_by_choice.setdefault(choice, {})[column] = rise
+    return rises_by_choice
 
 
 def _choices(local: list[str], other: list[str], reclassified: Sequence[str]) -> dict[str, tuple[list[str], list[str]]]:
     """Return which algorithms to compare, by what is different from the paper's choice."""
 
-    def without(*dropped: str) -> tuple[list[str], list[str]]:
-        first, second = ([name for name in side if name not in dropped] for side in (local, other))
+    def without(*algorithms: str) -> tuple[list[str], list[str]]:
+        first, second = ([name for name in side if name not in algorithms] for side in (local, other))
         return first, second
 
     choices = {"": (local, other)}
     if OGD_PUBLISHED in local:
-        kept = without(OGD_PUBLISHED)
-        choices |= {f"without {code([OGD_PUBLISHED])}": kept}
-        choices |= {f"{code([OGD_GTL])} for {code([OGD_PUBLISHED])}": ([*kept[0], OGD_GTL], other)}
+        sides = without(OGD_PUBLISHED)
+        choices |= {f"without {code([OGD_PUBLISHED])}": sides}
+        choices |= {f"{code([OGD_GTL])} for {code([OGD_PUBLISHED])}": ([*sides[0], OGD_GTL], other)}
         choices |= {f"without {code(SINGLE_IMAGES)}": without(*SINGLE_IMAGES)}
     if reclassified:
-        kept, named = without(*reclassified), code(reclassified)
-        choices |= {f"without {named}": kept}
+        sides, names = without(*reclassified), code(reclassified)
+        choices |= {f"without {names}": sides}
         choices |= {f"without {code([OGD_PUBLISHED, *reclassified])}": without(OGD_PUBLISHED, *reclassified)}
-        moved = ([name for name in side if name in reclassified] for side in (other, local))
-        choices |= {f"{named} in the other class": tuple([*a, *b] for a, b in zip(kept, moved, strict=True))}
+        newcomers = ([name for name in side if name in reclassified] for side in (other, local))
+        choices |= {f"{names} in the other class": tuple([*a, *b] for a, b in zip(sides, newcomers, strict=True))}
     return choices
 
 
@@ -145,7 +145,7 @@ def _rise(rows: Sequence[TableRow], local: list[str], other: list[str]) -> Rise 
 
 
 def abstract(
-    claims: Sequence[Claim], rows: Mapping[str, Sequence[TableRow]], reclassified: Sequence[str], agrees: str
+    claims: Sequence[Claim], rows: Mapping[str, Sequence[TableRow]], reclassified: Sequence[str], agreement: str
 ) -> str:
     """Say what was tested, what holds, and what it depends on. Columns that the paper does not have count apart.
 
@@ -153,47 +153,52 @@ def abstract(
         claims: the scoreboard.
         rows: the rows of every column.
         reclassified: the algorithms whose measured class is not the paper's.
-        agrees: a sentence on how our numbers agree with the published ones.
+        agreement: a sentence on how our numbers agree with the published ones.
     """
     absent = [name for name in COLUMNS if name not in rows]
-    without = f" without {join(absent)}" if absent else ""
-    own = [claim for claim in claims if claim.column in COLUMNS]
-    kinds = Counter(claim.paper.kind for claim in own)
+    omission = f" without {join(absent)}" if absent else ""
+    paper_claims = [claim for claim in claims if claim.column in COLUMNS]
+    kinds = Counter(claim.paper.kind for claim in paper_claims)
     counts = ", ".join(f"{kinds[kind]} {kind}" for kind in (REPRODUCED, CONTRADICTED, UNSETTLED, UNTESTABLE))
-    tests = f"**Of {len(own)} tests of its claims**: {counts}"
-    if split := [claim.paper.kind for claim in own if claim.column.startswith("split-")]:
+    tests = f"**Of {len(paper_claims)} tests of its claims**: {counts}"
+    if split := [claim.paper.kind for claim in paper_claims if claim.column.startswith("split-")]:
         tests += f" (Split CIFAR-10: {split.count(REPRODUCED)} of {len(split)} reproduced)"
     if reclassified:
-        kept = [claim for claim in own if claim.paper.kind == claim.measured.kind == REPRODUCED]
-        about = sum(claim.paper != claim.measured for claim in kept)
+        stable_claims = [claim for claim in paper_claims if claim.paper.kind == claim.measured.kind == REPRODUCED]
+        class_claims = sum(claim.paper != claim.measured for claim in stable_claims)
         tests += (
-            f". With {_moved(rows, reclassified)}, as measured, {len(kept)} stay reproduced, {about} about the classes"
+            f". With {_changed_classes(rows, reclassified)}, as measured, {len(stable_claims)} stay reproduced, "
+            f"{class_claims} about the classes"
         )
     tests += "."
-    parts = [agrees, tests, _main_result(rises(rows, reclassified))]
-    introduction = INTRODUCTION.format(without=without)
+    parts = [agreement, tests, _main_result(rises(rows, reclassified))]
+    introduction = INTRODUCTION.format(without=omission)
     return "\n".join([f"{_fill(introduction)}\n", *(_fill(f"- {text}", "  ") for text in parts)])
 
 
-def _main_result(found: Mapping[str, Rises]) -> str:
+def _main_result(rises_by_choice: Mapping[str, Rises]) -> str:
     """Say whether forgetting rises more in the paper's local rows, and with how many other choices of algorithms."""
-    paper = found[""]
+    paper = rises_by_choice[""]
     if not paper:
         return "**No benchmark has two seeds of every algorithm, so nothing can be concluded.**"
     columns = {answer: {k: x for k, x in paper.items() if x.answer == answer} for answer in ANSWERS}
-    told = "; ".join(f"{answer}: {_by_column(own)}" for answer, own in columns.items() if own)
+    result = "; ".join(
+        f"{answer}: {_by_column(column_rises)}" for answer, column_rises in columns.items() if column_rises
+    )
     question = "Does forgetting rise more with the learning rate in the paper's local algorithms?"
-    text = f"**{question}** {told[0].upper()}{told[1:]} points."
-    found = [rise.answer for choice, own in found.items() if choice for rise in own.values()]
-    if not found:
+    text = f"**{question}** {result[0].upper()}{result[1:]} points."
+    answers = [
+        rise.answer for choice, column_rises in rises_by_choice.items() if choice for rise in column_rises.values()
+    ]
+    if not answers:
         return text
-    counts = ", ".join(f"{answer} {found.count(answer)} times" for answer in ANSWERS if answer in found)
-    return f"{text} By {CHOICES}: {counts}.{'' if set(found) == {YES} else f' {NO_REASON}'}"
+    counts = ", ".join(f"{answer} {answers.count(answer)} times" for answer in ANSWERS if answer in answers)
+    return f"{text} By {CHOICES}: {counts}.{'' if set(answers) == {YES} else f' {NO_REASON}'}"
 
 
-def _moved(rows: Mapping[str, Sequence[TableRow]], reclassified: Sequence[str]) -> str:
+def _changed_classes(rows: Mapping[str, Sequence[TableRow]], reclassified: Sequence[str]) -> str:
     """Say which class these algorithms have by measurement: the one that is not the paper's."""
-    paper = {row.algorithm: row.locality for own in rows.values() for row in own}
+    paper = {row.algorithm: row.locality for column_rows in rows.values() for row in column_rows}
     other = {"local": "global", "global": "local"}
     return join(f"`{name}` as {other[paper[name]]}" for name in reclassified)
 
@@ -204,14 +209,14 @@ def _fill(text: str, indent: str = "") -> str:
 
 def _doubts(rows: Mapping[str, Sequence[TableRow]], reclassified: Sequence[str]) -> str:
     """Say what else than locality differs between the classes, and lay out the rises by choices of algorithms."""
-    found = rises(rows, reclassified)
+    rises_by_choice = rises(rows, reclassified)
     reasons = []
-    same = {column: _rise(own, [OGD_PUBLISHED], [SGD]) for column, own in rows.items()}
-    if known := {column: rise for column, rise in same.items() if rise and column.startswith("rotated-")}:
-        reasons.append(f"`{OGD_PUBLISHED}` minus plain SGD is {_by_column(known)}")
+    ogd_rises = {column: _rise(column_rows, [OGD_PUBLISHED], [SGD]) for column, column_rows in rows.items()}
+    if rotated_rises := {column: rise for column, rise in ogd_rises.items() if rise and column.startswith("rotated-")}:
+        reasons.append(f"`{OGD_PUBLISHED}` minus plain SGD is {_by_column(rotated_rises)}")
     if reclassified:
         reasons.append(f"{code(reclassified)} changes class by Definition 3.1, measured after one task")
-    if any(column.startswith("split-") for column in found[""]):
+    if any(column.startswith("split-") for column in rises_by_choice[""]):
         reasons.append(
             f"on Split CIFAR-10 {code(SINGLE_IMAGES)}, but no global algorithm, end tasks with "
             "[BatchNorm statistics of single images](reproduction/split-cifar10.md)"
@@ -221,12 +226,15 @@ def _doubts(rows: Mapping[str, Sequence[TableRow]], reclassified: Sequence[str])
 
 def choices_table(rows: Mapping[str, Sequence[TableRow]], reclassified: Sequence[str]) -> str:
     """Lay out how much more forgetting rises in local rows, by which algorithms are compared; "" if none can be."""
-    found = rises(rows, reclassified)
-    if not found[""]:
+    rises_by_choice = rises(rows, reclassified)
+    if not rises_by_choice[""]:
         return ""
     lines = []
-    for choice, own in found.items():
-        cells = {column: str(own[column].difference) if column in own else ABSENT for column in found[""]}
+    for choice, column_rises in rises_by_choice.items():
+        cells = {
+            column: str(column_rises[column].difference) if column in column_rises else ABSENT
+            for column in rises_by_choice[""]
+        }
         lines.append({"local − global": choice or "the paper's choice"} | cells)
     return f"{CHOICES_NOTE}\n\n{table(lines)}"
 
@@ -239,38 +247,43 @@ def conclusions(
 ) -> str:
     """Return a list of what follows from the scoreboard and from the comparison with published numbers."""
     texts = [numbers(tables)]
-    if counted := rising(rows):
-        texts.append(f"**By class.** {counted}.")
+    if counts := rise_counts(rows):
+        texts.append(f"**By class.** {counts}.")
     if doubts := _doubts(rows, reclassified):
         texts.append(doubts)
     if reclassified:
-        own, variants = ([claim for claim in claims if (claim.column in COLUMNS) is side] for side in (True, False))
-        changed = sum(claim.paper.kind != claim.measured.kind for claim in own)
-        told = f"**The classes matter.** With {_moved(rows, reclassified)}, {changed} of the {len(own)} verdicts change"
+        paper_claims, variants = (
+            [claim for claim in claims if (claim.column in COLUMNS) is side] for side in (True, False)
+        )
+        changes = sum(claim.paper.kind != claim.measured.kind for claim in paper_claims)
+        sentence = (
+            f"**The classes matter.** With {_changed_classes(rows, reclassified)}, {changes} of the "
+            f"{len(paper_claims)} verdicts change"
+        )
         if variants:
-            kind = {(claim.column, claim.claim): claim.paper.kind for claim in own}
-            changed = sum(x.paper.kind != kind.get((x.column.split(",")[0], x.claim)) for x in variants)
-            told += (
-                f"; with [seed angles](reproduction/claims-by-row.md#with-seed-angles), {changed} of {len(variants)}"
+            kind = {(claim.column, claim.claim): claim.paper.kind for claim in paper_claims}
+            changes = sum(x.paper.kind != kind.get((x.column.split(",")[0], x.claim)) for x in variants)
+            sentence += (
+                f"; with [seed angles](reproduction/claims-by-row.md#with-seed-angles), {changes} of {len(variants)}"
             )
-        texts.append(f"{told}.")
-    listed = "\n".join(f"- {text}" for text in texts)
-    return f"{listed}\n\n{choices_table(rows, reclassified)}".strip()
+        texts.append(f"{sentence}.")
+    listing = "\n".join(f"- {text}" for text in texts)
+    return f"{listing}\n\n{choices_table(rows, reclassified)}".strip()
 
 
-def _by_column(found: Mapping[str, Rise]) -> str:
-    return join(f"{rise.difference} ({column})" for column, rise in found.items())
+def _by_column(column_rises: Mapping[str, Rise]) -> str:
+    return join(f"{rise.difference} ({column})" for column, rise in column_rises.items())
 
 
-def rising(rows: Mapping[str, Sequence[TableRow]]) -> str:
+def rise_counts(rows: Mapping[str, Sequence[TableRow]]) -> str:
     """Count the rows of either class whose forgetting is shown to rise, and name those that are not settled."""
     parts: dict[str, list[str]] = {}
-    for column, own in rows.items():
+    for column, column_rows in rows.items():
         counts, unsettled = [], []
         for kind in ("local", "global"):
             tests = {
                 x.algorithm: learning_rate_test(x.values["forgetting"], kind)
-                for x in own
+                for x in column_rows
                 if x.published and x.locality == kind
             }
             signs = {name: test.sign for name, test in tests.items() if test is not None and test.seeds > 1}
@@ -279,8 +292,8 @@ def rising(rows: Mapping[str, Sequence[TableRow]]) -> str:
         if len(counts) == 2:
             open_ones = f", {code(unsettled)} not settled" if unsettled else ""
             parts.setdefault(f"{join(counts)} algorithms{open_ones}", []).append(column)
-    told = "; ".join(f"in {counts} ({' and '.join(columns)})" for counts, columns in parts.items())
-    return f"Forgetting is shown to rise from low to high learning rates {told}" if told else ""
+    listing = "; ".join(f"in {counts} ({' and '.join(columns)})" for counts, columns in parts.items())
+    return f"Forgetting is shown to rise from low to high learning rates {listing}" if listing else ""
 
 
 def board(
@@ -291,7 +304,7 @@ def board(
 ) -> str:
     """Lay out the scoreboard, each claim with its columns below each other, and with notes on how to read it."""
     order = list(dict.fromkeys(claim.claim for claim in claims))
-    changed = f"with {_moved(rows, reclassified)}" if reclassified else "with measured classes"
+    header = f"with {_changed_classes(rows, reclassified)}" if reclassified else "with measured classes"
     agreement = "; of the others it agrees with the paper" if reclassified else ", which is what the paper says"
     lines: list[dict[str, str]] = []
     last = ""
@@ -303,14 +316,14 @@ def board(
         last = claim.claim
         line |= {"published": paper.published, "ours": paper.ours}
         line |= {"n": paper.n, "verdict": f"**{paper.verdict}**"}
-        lines.append(line | {changed: "same" if measured == paper else other})
+        lines.append(line | {header: "same" if measured == paper else other})
     if not notes:
         return table(lines)
-    counted = [row for own in rows.values() for row in own if row.published]
-    diverged = sum(row.diverged for row in counted)
+    published_rows = [row for column_rows in rows.values() for row in column_rows if row.published]
+    diverged = sum(row.diverged for row in published_rows)
     values = {
         "level": f"{LEVEL:g}",
-        "measured": f"*{changed[0].upper()}{changed[1:]}*: what the [experiment on Definition 3.1]({DEFINITION}) finds"
+        "measured": f"*{header[0].upper()}{header[1:]}*: what the [experiment on Definition 3.1]({DEFINITION}) finds"
         f", for Split CIFAR-10 on Split MNIST{agreement}.",
         "diverged": f"{diverged} runs of these tests diverged and are left out."
         if diverged
@@ -319,12 +332,12 @@ def board(
     return "\n".join([f"{table(lines)}\n", *(_fill(f"- {note.format(**values)}", "  ") for note in BOARD_NOTES)])
 
 
-def details(rows: Mapping[str, Sequence[TableRow]], measured: Mapping[str, Mapping[str, str]]) -> str:
+def details(rows: Mapping[str, Sequence[TableRow]], classes: Mapping[str, Mapping[str, str]]) -> str:
     """Lay out the statistics of each row, ours and of the published means, in one table per column."""
     parts = []
-    for column, own in rows.items():
+    for column, column_rows in rows.items():
         lines = []
-        for row in own:
+        for row in column_rows:
             forgetting, means = row.values["forgetting"], row.published.get("forgetting", {})
             lowest, test = minimum(forgetting), learning_rate_test(forgetting, row.locality)
             theirs = [ABSENT] * 3
@@ -332,12 +345,12 @@ def details(rows: Mapping[str, Sequence[TableRow]], measured: Mapping[str, Mappi
                 lrs, values = (np.array(list(part)) for part in (means, means.values()))
                 theirs = [format_lr(min(means, key=means.__getitem__)), signed(rank_correlation(lrs, values))]
                 theirs.append(signed(low_minus_high(means)))
-            at = f"{format_lr(lowest.lr)} ({lowest.seeds_there} of {lowest.seeds})" if lowest.seeds else ABSENT
+            lowest_rate = f"{format_lr(lowest.lr)} ({lowest.seeds_there} of {lowest.seeds})" if lowest.seeds else ABSENT
             difference = ABSENT if test is None else str(MeanInterval(test.difference, test.lower, test.upper))
             line_low = {"low rates − others": str(low_rates_minimum(forgetting))}
-            ours = [at, str(lr_correlation(forgetting)), difference]
+            ours = [lowest_rate, str(lr_correlation(forgetting)), difference]
             line = {"algorithm": f"`{row.algorithm}`" if row.published else f"*`{row.algorithm}`*"}
-            line |= {"paper's class": row.locality, "measured class": measured[column].get(row.algorithm, ABSENT)}
+            line |= {"paper's class": row.locality, "measured class": classes[column].get(row.algorithm, ABSENT)}
             for name, x, published in zip(("lowest at", "ρ", "low − high"), ours, theirs, strict=True):
                 line |= {name: x, f"{name}, published": published} | (line_low if name == "lowest at" else {})
             line |= {"ρ of the distance": str(lr_correlation(row.values["distance"]))}

@@ -52,15 +52,15 @@ def show_copies(app: Any, page: str, source: list[str]) -> None:
     if page in COPIES:
         folder = (ROOT / COPIES[page]).parent
         source[0] = (ROOT / COPIES[page]).read_text() + source[0]
-    copied = {ROOT / name: DOCS / f"{copy}.md" for copy, name in COPIES.items()}
+    pages = {ROOT / name: DOCS / f"{copy}.md" for copy, name in COPIES.items()}
 
     def redirect(match: re.Match[str]) -> str:
         image, text, path, anchor = match.groups()
         target = (folder / path).resolve()
         if target.is_dir():  # the site has no folders
             return text
-        there = os.path.relpath(copied.get(target, target), (DOCS / page).parent)
-        return f"{image}[{text}]({there}{anchor or ''})"
+        link = os.path.relpath(pages.get(target, target), (DOCS / page).parent)
+        return f"{image}[{text}]({link}{anchor or ''})"
 
     if page not in app.env.found_docs or app.env.doc2path(page).suffix != ".md":
         return

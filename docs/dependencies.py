@@ -71,25 +71,29 @@ def pinned() -> dict[str, str]:
     """Return the versions of requirements-test.txt for this machine, and that of torch from the Makefile."""
     lines = re.findall(r"^([a-z0-9][^\\]*)\\?$", (ROOT / "requirements-test.txt").read_text(), re.MULTILINE)
     lines += re.findall(r"torch==\d\S*", (ROOT / "Makefile").read_text())
-    wanted = [r for r in map(Requirement, lines) if r.marker is None or r.marker.evaluate()]
-    return {r.name: str(r.specifier).removeprefix("==") for r in wanted}
+    requirements = [r for r in map(Requirement, lines) if r.marker is None or r.marker.evaluate()]
+    return {r.name: str(r.specifier).removeprefix("==") for r in requirements}
 
 
 def closure(requirements: Iterable[str]) -> set[str]:
     """Return the names of all packages that requirements ask for on this machine, without the libraries of CUDA."""
-    own = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    glocal_extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     seen: set[tuple[str, frozenset[str]]] = set()
     waiting = [(text, frozenset[str]()) for text in requirements]
     while waiting:
-        text, chosen = waiting.pop()
-        wanted = Requirement(text)
-        name, extras = canonicalize_name(wanted.name), frozenset(wanted.extras)
-        applies = wanted.marker is None or any(wanted.marker.evaluate({"extra": extra}) for extra in ("", *chosen))
+        text, parent_extras = waiting.pop()
+        requirement = Requirement(text)
+        name, extras = canonicalize_name(requirement.name), frozenset(requirement.extras)
+        applies = requirement.marker is None or any(
+            requirement.marker.evaluate({"extra": extra}) for extra in ("", *parent_extras)
+        )
         if not applies or (name, extras) in seen or name.startswith(("nvidia-", "cuda-")):
             continue
         seen.add((name, extras))
-        more = [t for extra in extras for t in own[extra]] if name == "glocal" else distribution(name).requires
-        waiting += [(text, extras) for text in more or []]
+        dependencies = (
+            [t for extra in extras for t in glocal_extras[extra]] if name == "glocal" else distribution(name).requires
+        )
+        waiting += [(text, extras) for text in dependencies or []]
     return {name for name, _ in seen} - {"glocal"}
 
 

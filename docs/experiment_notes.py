@@ -30,24 +30,24 @@ WIDE = 2.0
 
 def ball(rows: pl.DataFrame, table: Sequence[Row]) -> str:
     groups = {name: name for name in names(rows)}
-    shared, own = (
+    shared_fit, separate_fit = (
         {name: MeanInterval.of(values) for name, values in ball_study.fit(rows, groups, common_accuracy)[0].items()}
         for common_accuracy in (True, False)
     )
-    order = sorted(shared, key=lambda name: -shared[name].mean)
+    order = sorted(shared_fit, key=lambda name: -shared_fit[name].mean)
     wide = rows.filter(pl.col("radius") >= WIDE)
     return rf"""
 {_smallest_and_no_ball(rows)} Forgetting is learning accuracy minus final accuracy on old tasks, so at equal learning
 accuracy it measures the final accuracy.
 
 At equal learning rate and learning accuracy, a doubling of the distance changes forgetting by
-{join(f"{shared[name]} for `{name}`" for name in order)}. This assumes that a point of learning accuracy
+{join(f"{shared_fit[name]} for `{name}`" for name in order)}. This assumes that a point of learning accuracy
 means the same for all algorithms. With a slope of the learning accuracy for each, it is
-{join(f"{own[name]} for `{name}`" for name in order)}.
+{join(f"{separate_fit[name]} for `{name}`" for name in order)}.
 
 Not registered: compared with `sgd` alone, which approximates nothing and is called global, the difference of the local
-algorithms is {_against(rows, "sgd")} points; compared with `sgd` and `si`, it is
-{_against(rows, "sgd", "si")}. The other global algorithms, `er` and `agem`, replay old data, and the experiment
+algorithms is {_interaction(rows, "sgd")} points; compared with `sgd` and `si`, it is
+{_interaction(rows, "sgd", "si")}. The other global algorithms, `er` and `agem`, replay old data, and the experiment
 cannot tell "local" from "without old data": no local algorithm in it replays any. Compared with all global algorithms,
 but with the radii 2, 4 and ∞ alone, the difference is
 {ball_study.interactions(wide, _local(rows))[0]}.
@@ -60,7 +60,7 @@ def ball_cifar10(rows: pl.DataFrame, table: Sequence[Row]) -> str:
 The same question as in [ball](#ball), by ResNet-18 with few epochs and {rows["seed"].n_unique()} seeds.
 {_smallest_and_no_ball(rows)}
 
-Compared with `sgd` alone, the difference of the local algorithms is {_against(rows, "sgd")} points.
+Compared with `sgd` alone, the difference of the local algorithms is {_interaction(rows, "sgd")} points.
 
 Diverged and left out: {_diverged_in_balls(rows)}."""
 
@@ -68,77 +68,82 @@ Diverged and left out: {_diverged_in_balls(rows)}."""
 def _smallest_and_no_ball(rows: pl.DataFrame) -> str:
     """Say what the smallest ball does, and how much distance and learning accuracy are correlated."""
     ends = [rows.filter(radius=radius) for radius in (rows["radius"].min(), rows["radius"].max())]
-    forgotten, learnt = ([common.mean(end, name) for end in ends] for name in ("forgetting", "learning_accuracy"))
-    together = [
+    forgetting, accuracies = ([common.mean(end, name) for end in ends] for name in ("forgetting", "learning_accuracy"))
+    correlations = [
         np.corrcoef(np.log2(column(part, "distance")), column(part, "learning_accuracy"))[0, 1]
         for part in rows.filter(pl.col("forgetting").is_finite()).partition_by("seed")
     ]
     return (
-        f"From the smallest ball to none, mean forgetting changes from {signed(forgotten[0])} to "
-        f"{signed(forgotten[1])} points, and learning accuracy from {learnt[0]:.1f} to {learnt[1]:.1f} %. The fit "
-        "separates distance and learning accuracy, which is harder the more they are correlated: the correlation of "
-        f"learning accuracy with log2(distance) is {np.mean(together):.2f} within a seed."
+        f"From the smallest ball to none, mean forgetting changes from {signed(forgetting[0])} to "
+        f"{signed(forgetting[1])} points, and learning accuracy from {accuracies[0]:.1f} to {accuracies[1]:.1f} %. The "
+        "fit separates distance and learning accuracy, which is harder the more they are correlated: the correlation "
+        f"of learning accuracy with log2(distance) is {np.mean(correlations):.2f} within a seed."
     )
 
 
 def _diverged_in_balls(rows: pl.DataFrame) -> str:
-    failed = rows.filter(~pl.col("forgetting").is_finite())
-    counts = failed.group_by("algorithm", "lr", "radius").len().sort("radius").rows()
+    diverged_runs = rows.filter(~pl.col("forgetting").is_finite())
+    counts = diverged_runs.group_by("algorithm", "lr", "radius").len().sort("radius").rows()
     parts = [f"{count} of `{name}` at {lr:g} with ρ = {radius:g}" for name, lr, radius, count in counts]
     return join(parts) if parts else "no run"
 
 
 def implicit(rows: pl.DataFrame, table: Sequence[Row]) -> str:
-    trained = rows.filter(pl.col("sharpness").is_null())
-    best = {name: implicit_study.best(trained, name) for name in names(trained)}
+    training_rows = rows.filter(pl.col("sharpness").is_null())
+    best = {name: implicit_study.best(training_rows, name) for name in names(training_rows)}
     parts = []
     for name in implicit_study.PENALTIES:
-        explicit, solved = best[name], best[f"{name}-implicit"]
-        gain = MeanInterval.of(solved[1] - explicit[1])
-        parts.append(f"{gain} points for `{name}` (lr {solved[0]:g} and {explicit[0]:g})")
+        explicit_best, implicit_best = best[name], best[f"{name}-implicit"]
+        gain = MeanInterval.of(implicit_best[1] - explicit_best[1])
+        parts.append(f"{gain} points for `{name}` (lr {implicit_best[0]:g} and {explicit_best[0]:g})")
     memory = {str(row["algorithm"]): float(row["memory (MB)"]) for row in table}
-    more = memory["laplace-implicit"] / memory["er"]
-    against = MeanInterval.of(best["laplace-implicit"][1] - best["er"][1])
-    falls = implicit_study.complete(trained, "optimal-soft-implicit")
-    last = max(falls)
-    lost = MeanInterval.of(falls[last] - best["optimal-soft-implicit"][1])
+    ratio = memory["laplace-implicit"] / memory["er"]
+    er_difference = MeanInterval.of(best["laplace-implicit"][1] - best["er"][1])
+    accuracies = implicit_study.complete(training_rows, "optimal-soft-implicit")
+    last = max(accuracies)
+    change = MeanInterval.of(accuracies[last] - best["optimal-soft-implicit"][1])
     reason = ": that loss is not one of unstable steps; the experiment does not show if it is one of locality"
     return rf"""
 *Best* is the learning rate with the best mean accuracy of those at which no run diverged. It is chosen by the accuracy
 that it is compared by, on test data, for every row. Points of the figure are means over the runs that did not diverge.
 
 Implicit minus explicit steps, each at its best rate, paired by seed: {join(parts)}. `laplace` with implicit steps is
-then {against} points from `er`. Their memory is not equal: `er` was given the bytes of `optimal-soft` with
-explicit steps, and `laplace` with implicit steps keeps {more:.1f} times as many, for the eigenbasis of its penalty.
+then {er_difference} points from `er`. Their memory is not equal: `er` was given the bytes of `optimal-soft` with
+explicit steps, and `laplace` with implicit steps keeps {ratio:.1f} times as many, for the eigenbasis of its penalty.
 
-`optimal-soft` with implicit steps changes by {lost} points from its best rate to {last:g}, where no run
-diverges{reason if lost.high < 0 else ""}."""
+`optimal-soft` with implicit steps changes by {change} points from its best rate to {last:g}, where no run
+diverges{reason if change.high < 0 else ""}."""
 
 
 def forecast(rows: pl.DataFrame, table: Sequence[Row]) -> str:
-    settings, solved = (forecast_study.settings_table(rows, implicit) for implicit in (False, True))
-    told, told_solved = (_wins_by_rate(own) for own in (settings, solved))
+    settings, implicit_settings = (forecast_study.settings_table(rows, implicit) for implicit in (False, True))
+    wins, solver_wins = (_wins_by_rate(part) for part in (settings, implicit_settings))
     high = max(distinct(settings, "lr"))
-    own = rows.filter(algorithm="laplace", lr=high)
-    diverged = len(own) - len(finite(own, "acc"))
+    runs = rows.filter(algorithm="laplace", lr=high)
+    diverged = len(runs) - len(finite(runs, "acc"))
     rest = forecast_study.settings_table(rows.filter(pl.col("algorithm") != "laplace"))
     areas = {name: forecast_study.auc(rest, name)(np.arange(len(rest))) for name in ("error", "kl", "distance", "lr")}
-    without = join(f"{area:.2f} for `{name}`" for name, area in areas.items())
-    first = join(_highest(settings, [*forecast_study.LENS, *forecast_study.RIVALS], "{}", 2))
-    early = [_highest(settings, forecast_study.EARLY, f"early_{{}}_{share:g}", 1)[0] for share in forecast_study.SHARES]
-    parts = join(f"after {100 * share:g} %: {found}" for share, found in zip(forecast_study.SHARES, early, strict=True))
+    rest_areas = join(f"{area:.2f} for `{name}`" for name, area in areas.items())
+    highest = join(_highest(settings, [*forecast_study.LENS, *forecast_study.RIVALS], "{}", 2))
+    early_predictors = [
+        _highest(settings, forecast_study.EARLY, f"early_{{}}_{share:g}", 1)[0] for share in forecast_study.SHARES
+    ]
+    parts = join(
+        f"after {100 * share:g} %: {predictor}"
+        for share, predictor in zip(forecast_study.SHARES, early_predictors, strict=True)
+    )
     leads = join(f"{lead} at {lr:g}" for lr, lead in _leads(rows).items())
     change, memory = _lead_changes(rows), _memory()
     few, equal = (forecast_study.leads(rows, name) for name in (forecast_study.REPLAY, forecast_study.LARGE_REPLAY))
     return rf"""
 AUC is the probability that a predictor ranks a setting in which a local algorithm wins above one in which none does:
-0.5 is chance, 1 is perfect. A local algorithm ends with a higher accuracy than replay of 500 examples in {told}.
+0.5 is chance, 1 is perfect. A local algorithm ends with a higher accuracy than replay of 500 examples in {wins}.
 The AUC of the learning rate less that of the distance is {_auc_difference(settings, "lr", "distance")}.
-Of `laplace`, {diverged} of {len(own)} runs diverge at {high:g}, probably by their step ([implicit](#implicit)), so the
+Of `laplace`, {diverged} of {len(runs)} runs diverge at {high:g}, probably by their step ([implicit](#implicit)), so the
 learning rate predicts the winner partly because of how the penalty is trained.
 
-Registered after this result: with implicit steps of `laplace`, a local algorithm wins in {told_solved}. `laplace` with
-implicit steps alone has a higher mean accuracy than `er` in {_won_of(few)} settings. Its mean lead in
+Registered after this result: with implicit steps of `laplace`, a local algorithm wins in {solver_wins}. `laplace` with
+implicit steps alone has a higher mean accuracy than `er` in {_win_share(few)} settings. Its mean lead in
 points, with 95 % t-intervals over settings: {leads}. Not registered: from the lowest learning rate to the highest, the
 lead changes by {change[0]} over settings, and by {change[1]} over the {rows["seed"].n_unique()} seeds.
 
@@ -151,9 +156,9 @@ This is against replay with little memory: for layers of 100 units, `laplace` wi
 The lines by angles were not registered.
 
 Not registered: without `laplace`, a local algorithm (`ewc` or `ogd-gtl`) wins in {int((rest["gain"] > 0).sum())} of
-{len(rest)} settings, and AUC is {without}.
+{len(rest)} settings, and AUC is {rest_areas}.
 
-How much plain SGD forgets is predicted with the highest R² by {first}. These are measured on the finished run, where
+How much plain SGD forgets is predicted with the highest R² by {highest}. These are measured on the finished run, where
 forgetting itself could be measured. True forecasts, from the first part of the second task, have these highest R²:
 {parts}. Registered were all predictors; those that need several tasks or the whole run were not measured so early, and
 `rise`, the rise of the first task's loss, was added.
@@ -164,10 +169,10 @@ nothing is known about other settings."""
 
 def _wins_by_rate(settings: pl.DataFrame) -> str:
     wins = {lr: settings.filter(lr=lr)["gain"] > 0 for lr in distinct(settings, "lr")}
-    return join(f"{int(own.sum())} of {len(own)} settings at {lr:g}" for lr, own in wins.items())
+    return join(f"{int(outcomes.sum())} of {len(outcomes)} settings at {lr:g}" for lr, outcomes in wins.items())
 
 
-def _won(leads: pl.DataFrame) -> int:
+def _win_count(leads: pl.DataFrame) -> int:
     return int((column(leads, "lead") > 0).sum())
 
 
@@ -177,44 +182,44 @@ def _examples(rows: pl.DataFrame) -> str:
     return join(f"{slots:,} examples for layers of {width:g} units" for width, slots in sizes.items())
 
 
-def _lead_table(found: pl.DataFrame) -> str:
+def _lead_table(leads: pl.DataFrame) -> str:
     """Return a table of how often and by how much `laplace` with implicit steps beats replay."""
-    parts = {"all": found}
-    parts |= {f"learning rate {lr:g}": found.filter(lr=lr) for lr in distinct(found, "lr")}
-    parts |= {f"layers of {width:g} units": found.filter(width=width) for width in distinct(found, "width")}
-    parts |= {f"angles within {angle:g}°": found.filter(angles=angle) for angle in distinct(found, "angles")}
-    names = "settings", "won by `laplace`", "its mean lead in points"
+    parts = {"all": leads}
+    parts |= {f"learning rate {lr:g}": leads.filter(lr=lr) for lr in distinct(leads, "lr")}
+    parts |= {f"layers of {width:g} units": leads.filter(width=width) for width in distinct(leads, "width")}
+    parts |= {f"angles within {angle:g}°": leads.filter(angles=angle) for angle in distinct(leads, "angles")}
+    header = "settings", "won by `laplace`", "its mean lead in points"
     return markup.table(
-        [dict(zip(names, (name, _won_of(own), _lead(own)), strict=True)) for name, own in parts.items()]
+        [dict(zip(header, (name, _win_share(part), _lead(part)), strict=True)) for name, part in parts.items()]
     )
 
 
-def _won_of(leads: pl.DataFrame) -> str:
-    return f"{_won(leads)} of {len(leads)}"
+def _win_share(leads: pl.DataFrame) -> str:
+    return f"{_win_count(leads)} of {len(leads)}"
 
 
 def _lead(leads: pl.DataFrame) -> str:
     """Return the mean lead over the settings in which no run diverged."""
     lead = column(leads, "lead")
-    lost = len(lead) - np.isfinite(lead).sum()
-    return f"{MeanInterval.of(lead)}{f' ({lost} settings with diverged runs left out)' if lost else ''}"
+    count = len(lead) - np.isfinite(lead).sum()
+    return f"{MeanInterval.of(lead)}{f' ({count} settings with diverged runs left out)' if count else ''}"
 
 
 def _lead_by_seed(rows: pl.DataFrame) -> MeanInterval:
     """Return the mean lead over replay with equal memory, with seeds as units; NaN if a run diverged."""
-    parts = [forecast_study.leads(own, forecast_study.LARGE_REPLAY) for own in rows.partition_by("seed")]
-    means = np.array([column(own, "lead").mean() for own in parts])
+    parts = [forecast_study.leads(seed_rows, forecast_study.LARGE_REPLAY) for seed_rows in rows.partition_by("seed")]
+    means = np.array([column(part, "lead").mean() for part in parts])
     return MeanInterval.of(means) if np.isfinite(means).all() else MeanInterval(np.nan, np.nan, np.nan)
 
 
 def _decision(leads: pl.DataFrame) -> str:
     """Say what the registered rule makes of the settings won at equal memory."""
-    won, limit = _won(leads), forecast_study.MIN_WINS
+    wins, limit = _win_count(leads), forecast_study.MIN_WINS
     if leads.is_empty():
         return "Replay with equal memory has not been trained, so `glocal lens` recommends nothing."
-    if won > len(leads) - limit:
+    if wins > len(leads) - limit:
         return "By the registered rule, `glocal lens` recommends it at equal memory."
-    if won < limit:
+    if wins < limit:
         return "By the registered rule, `glocal lens` recommends replay."
     return f"By the registered rule, `glocal lens` recommends neither, for each wins {limit} settings or more."
 
@@ -227,46 +232,46 @@ def _leads(rows: pl.DataFrame) -> dict[float, MeanInterval]:
 def _lead_changes(rows: pl.DataFrame) -> list[MeanInterval]:
     """Return the lead at the highest learning rate minus that at the lowest, over settings and over seeds."""
 
-    def changes(own: pl.DataFrame) -> np.ndarray:
-        low, *_, high = (column(part, "lead") for part in forecast_study.leads(own).partition_by("lr"))
+    def changes(sample: pl.DataFrame) -> np.ndarray:
+        low, *_, high = (column(part, "lead") for part in forecast_study.leads(sample).partition_by("lr"))
         return np.asarray(high - low)
 
-    by_seed = np.array([changes(own).mean() for own in rows.partition_by("seed")])
+    by_seed = np.array([changes(seed_rows).mean() for seed_rows in rows.partition_by("seed")])
     return [MeanInterval.of(changes(rows)), MeanInterval.of(by_seed)]
 
 
 def _memory() -> dict[str, float]:
     """Return the MB of `laplace` with implicit steps and of `er`, for layers of 100 units."""
-    trained, table1 = (read_table(RESULTS / f"{name}.parquet") for name in ("implicit", "rotated-mnist"))
-    parts = {"laplace": (trained, "laplace-implicit"), "er": (table1, "er")}
-    return {key: common.mean(own.filter(algorithm=name), "memory_bytes") / 1e6 for key, (own, name) in parts.items()}
+    training_rows, table1 = (read_table(RESULTS / f"{name}.parquet") for name in ("implicit", "rotated-mnist"))
+    parts = {"laplace": (training_rows, "laplace-implicit"), "er": (table1, "er")}
+    return {key: common.mean(rows.filter(algorithm=name), "memory_bytes") / 1e6 for key, (rows, name) in parts.items()}
 
 
 def choosing(rows: pl.DataFrame, table: Sequence[Row]) -> str:
-    own, oracle = (choosing_study.results(rows, name) for name in (choosing_study.PRIMARY, "oracle_test"))
-    pairs = list(combinations(range(len(own)), 2))
-    decided = sum(interval.low > 0 or interval.high < 0 for interval in (_pair(oracle, *pair) for pair in pairs))
-    changed = [pair for pair in pairs if _pair(own, *pair).mean * _pair(oracle, *pair).mean < 0]
-    swapped = "; ".join(
+    primary, oracle = (choosing_study.results(rows, name) for name in (choosing_study.PRIMARY, "oracle_test"))
+    pairs = list(combinations(range(len(primary)), 2))
+    count = sum(interval.low > 0 or interval.high < 0 for interval in (_pair(oracle, *pair) for pair in pairs))
+    changed_pairs = [pair for pair in pairs if _pair(primary, *pair).mean * _pair(oracle, *pair).mean < 0]
+    changes = "; ".join(
         f"`{names(rows)[a]}` and `{names(rows)[b]}` ({_pair(oracle, a, b)} points by the oracle's choice, "
-        f"{_pair(own, a, b)} by that of {choosing_study.PROTOCOLS[choosing_study.PRIMARY]})"
-        for a, b in changed
+        f"{_pair(primary, a, b)} by that of {choosing_study.PROTOCOLS[choosing_study.PRIMARY]})"
+        for a, b in changed_pairs
     )
     highest = max(distinct(rows, "lr"))
-    chosen = [row[protocol] for row in table for protocol in choosing_study.PROTOCOLS.values()]
-    edge = sum(str(cell).split(":")[0] == f"lr {highest:g}" for cell in chosen)
+    cells = [row[protocol] for row in table for protocol in choosing_study.PROTOCOLS.values()]
+    edge = sum(str(cell).split(":")[0] == f"lr {highest:g}" for cell in cells)
     diverged = len(rows) - len(finite(rows, "oracle_test"))
     return rf"""
 The table has the learning rate that each protocol chooses and, where it is not the oracle's, the oracle's optimism:
 by how many points its choice is better. The largest is {_largest_optimism(rows)}.
 
-By the oracle's choice, the order of {decided} of {len(pairs)} pairs of algorithms is beyond doubt; only these could be
-reversed beyond doubt. In the mean over seeds, the order changes of {swapped or "no pair"}. The second hypothesis,
+By the oracle's choice, the order of {count} of {len(pairs)} pairs of algorithms is beyond doubt; only these could be
+reversed beyond doubt. In the mean over seeds, the order changes of {changes or "no pair"}. The second hypothesis,
 that protocols which see little forgetting cost local algorithms more, is {_second_hypothesis(rows)}. An interval that
 is not above 0 refutes it, which does not show that the costs are equal.
 
 {diverged or "No"} run{"s" if diverged > 1 else ""} diverged. The intervals take the choices as given: they do not
-include how the choice would vary with other seeds. The highest rate, {highest:g}, is chosen in {edge} of {len(chosen)}
+include how the choice would vary with other seeds. The highest rate, {highest:g}, is chosen in {edge} of {len(cells)}
 cells{": with higher rates the protocols might differ more" if edge else ""}. τ is at most 1; t-intervals do not know
 that."""
 
@@ -282,13 +287,13 @@ NOTES: dict[str, Callable[[pl.DataFrame, Sequence[Row]], str]] = {
 
 
 def ball_line(rows: pl.DataFrame) -> str:
-    difference, wide, alone = _ball_differences(rows)
-    weak = difference.low > 0 and not (wide.low > 0 and alone.low > 0)
+    difference, wide_difference, sgd_difference = _ball_differences(rows)
+    weak = difference.low > 0 and not (wide_difference.low > 0 and sgd_difference.low > 0)
     return (
         "**Does forgetting rise faster with the distance that a task moves the parameters for local algorithms?** "
         f"By the registered rule, {'yes' if difference.low > 0 else 'no'}: at equal learning rate and learning "
         f"accuracy, a doubling of the distance adds {difference} points more for local algorithms than for global "
-        f"ones. The difference is {wide} with radii of {WIDE:g} and more alone, and {alone} "
+        f"ones. The difference is {wide_difference} with radii of {WIDE:g} and more alone, and {sgd_difference} "
         f"compared with plain SGD alone{': the experiment does not show that locality is the reason' if weak else ''}."
     )
 
@@ -296,8 +301,8 @@ def ball_line(rows: pl.DataFrame) -> str:
 def _ball_differences(rows: pl.DataFrame) -> tuple[MeanInterval, MeanInterval, MeanInterval]:
     """Return the interaction over all runs, over the wide balls, and compared with plain SGD alone."""
     wide = rows.filter(pl.col("radius") >= WIDE)
-    first, second = (ball_study.interactions(own, _local(rows))[0] for own in (rows, wide))
-    return first, second, _against(rows, "sgd")
+    first, second = (ball_study.interactions(part, _local(rows))[0] for part in (rows, wide))
+    return first, second, _interaction(rows, "sgd")
 
 
 def ball_cifar10_line(rows: pl.DataFrame) -> str:
@@ -305,27 +310,27 @@ def ball_cifar10_line(rows: pl.DataFrame) -> str:
     answer = difference.phrase("Yes", "No", "Not settled")
     return (
         f"**And with ResNet-18 on Split CIFAR-10?** {answer}: the difference is {difference} points over "
-        f"{rows['seed'].n_unique()} seeds, and {_against(rows, 'sgd')} compared with plain SGD alone."
+        f"{rows['seed'].n_unique()} seeds, and {_interaction(rows, 'sgd')} compared with plain SGD alone."
     )
 
 
 def implicit_line(rows: pl.DataFrame) -> str:
-    trained = rows.filter(pl.col("sharpness").is_null())
+    training_rows = rows.filter(pl.col("sharpness").is_null())
     low, high = implicit_study.LOW, implicit_study.HIGH
-    found, laplace = (
-        implicit_study.differences(trained.filter(algorithm=f"{name}-implicit"), low, high)
+    optimal_soft, laplace = (
+        implicit_study.differences(training_rows.filter(algorithm=f"{name}-implicit"), low, high)
         for name in ("optimal-soft", "laplace")
     )
-    rate, acc = implicit_study.best(trained, "laplace-implicit")
-    stable = max(implicit_study.complete(trained, "laplace"))
+    rate, acc = implicit_study.best(training_rows, "laplace-implicit")
+    stable = max(implicit_study.complete(training_rows, "laplace"))
     return (
         "**Do quadratic penalties fail at high learning rates because their gradient steps are unstable, and not "
-        f"because they are local?** {implicit_study.answer(found).capitalize()} for `optimal-soft`, the registered "
-        "case: with implicit steps, which keep the penalty stable, its accuracy changes by "
-        f"{MeanInterval.of(found)} points from the learning rate {low:g} to {high:g}; the registered limit is "
-        f"−{implicit_study.MARGIN:g}. For `laplace`, {implicit_study.answer(laplace)} by the same rule: "
-        f"{MeanInterval.of(laplace)}. Its highest rate without divergence is {stable:g} with explicit steps; with "
-        f"implicit steps its best accuracy, {acc.mean():.1f} %, is at {rate:g}."
+        f"because they are local?** {implicit_study.answer(optimal_soft).capitalize()} for `optimal-soft`, the "
+        "registered case: with implicit steps, which keep the penalty stable, its accuracy changes by "
+        f"{MeanInterval.of(optimal_soft)} points from the learning rate {low:g} to {high:g}; the registered limit is "
+        f"−{implicit_study.MARGIN:g}. For `laplace`, not registered, {implicit_study.answer(laplace)} by the same "
+        f"rule: {MeanInterval.of(laplace)}. Its highest rate without divergence is {stable:g} with explicit steps; "
+        f"with implicit steps its best accuracy, {acc.mean():.1f} %, is at {rate:g}."
     )
 
 
@@ -337,8 +342,8 @@ def forecast_line(rows: pl.DataFrame) -> str:
         "**Do measurements of plain SGD predict whether a local algorithm will beat replay?** The recommendation that "
         f"`glocal lens` made by ε-regions has an AUC of {area['advice']:.3f} (0.5 is chance, 1 perfect), the distance "
         f"{area['distance']:.3f}, a difference of {_auc_difference(settings, 'advice', 'distance')}, and the learning "
-        f"rate {area['lr']:.3f}. With implicit steps, `laplace` beats replay of 500 examples in {_won_of(few)} "
-        f"settings, and replay with equal memory in {_won_of(equal)}: its mean lead is {_lead(equal)} points over "
+        f"rate {area['lr']:.3f}. With implicit steps, `laplace` beats replay of 500 examples in {_win_share(few)} "
+        f"settings, and replay with equal memory in {_win_share(equal)}: its mean lead is {_lead(equal)} points over "
         f"settings, {_lead_by_seed(rows)} over seeds. "
         f"{_decision(equal)}"
     )
@@ -368,7 +373,7 @@ def _local(rows: pl.DataFrame) -> set[str]:
     return set(rows.filter(locality="local")["algorithm"])
 
 
-def _against(rows: pl.DataFrame, *others: str) -> MeanInterval:
+def _interaction(rows: pl.DataFrame, *others: str) -> MeanInterval:
     """Return the interaction of the ball with these global algorithms alone."""
     local = _local(rows)
     return ball_study.interactions(rows.filter(pl.col("algorithm").is_in([*local, *others])), local)[0]
@@ -381,13 +386,13 @@ def _auc_difference(settings: pl.DataFrame, first: str, second: str) -> MeanInte
 
 def _highest(settings: pl.DataFrame, predictors: Sequence[str], column: str, count: int) -> list[str]:
     """Return the predictors with the highest R² for forgetting of SGD, with their intervals."""
-    found = {name: forecast_study.r_squared(settings, column.format(name), "sgd_forgetting") for name in predictors}
-    order = sorted(found, key=lambda name: -found[name](np.arange(len(settings))))[:count]
-    return [f"`{name}` {forecast_study.interval(found[name], len(settings))}" for name in order]
+    scores = {name: forecast_study.r_squared(settings, column.format(name), "sgd_forgetting") for name in predictors}
+    order = sorted(scores, key=lambda name: -scores[name](np.arange(len(settings))))[:count]
+    return [f"`{name}` {forecast_study.interval(scores[name], len(settings))}" for name in order]
 
 
 def _parts(rows: pl.DataFrame) -> dict[str, pl.DataFrame]:
-    return {str(own["algorithm"][0]): own for own in rows.partition_by("algorithm", maintain_order=True)}
+    return {str(part["algorithm"][0]): part for part in rows.partition_by("algorithm", maintain_order=True)}
 
 
 def _gaps(rows: pl.DataFrame) -> dict[str, MeanInterval]:
@@ -399,14 +404,14 @@ def _gaps(rows: pl.DataFrame) -> dict[str, MeanInterval]:
 
 
 def _second_hypothesis(rows: pl.DataFrame) -> str:
-    refuted = [protocol for protocol, gap in _gaps(rows).items() if not gap.low > 0]
-    return f"not shown for {join(refuted)}, which by the registered rule refutes it" if refuted else "not refuted"
+    protocols = [protocol for protocol, gap in _gaps(rows).items() if not gap.low > 0]
+    return f"not shown for {join(protocols)}, which by the registered rule refutes it" if protocols else "not refuted"
 
 
 def _largest_optimism(rows: pl.DataFrame) -> str:
     interval, name, protocol = max(
-        (MeanInterval.of(np.array([*choosing_study.lost(own, p).values()])), name, protocol)
-        for name, own in _parts(rows).items()
+        (MeanInterval.of(np.array([*choosing_study.lost(part, p).values()])), name, protocol)
+        for name, part in _parts(rows).items()
         for p, protocol in list(choosing_study.PROTOCOLS.items())[:-1]
     )
     return f"{interval} points, of `{name}` with {protocol}"

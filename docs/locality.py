@@ -261,13 +261,13 @@ def main() -> None:
     parts = {"lens_command": LENS, "sweep_command": SWEEP, "retrace_command": RETRACE}
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         Path("examples").symlink_to(HERE.parent / "examples")
-        parts |= {"command": printed(LENS), **step_errors()}
+        parts |= {"command": command_output(LENS), **step_errors()}
     for name, lr in (("near", NEAR_LR), ("far", FAR_LR)):
         torch.manual_seed(0)
         result = examine(*make_training(lr))
         result.plot(HERE / "images" / f"lens-{name}.png")
         parts[name] = str(result)
-    numbers = {"near_lr": NEAR_LR, "far_lr": FAR_LR, "radii": radii(), **found_local(), **wins()}
+    numbers = {"near_lr": NEAR_LR, "far_lr": FAR_LR, "radii": radii(), **locality_verdict(), **wins()}
     (HERE / "locality.md").write_text(TEMPLATE.format(**parts, **numbers))
 
 
@@ -276,8 +276,8 @@ def wins() -> dict[str, float]:
     rows = read_table(RESULTS / "forecast.parquet")
     few, equal = (column(forecast.leads(rows, replay), "lead") for replay in (forecast.REPLAY, forecast.LARGE_REPLAY))
     widths, settings = distinct(rows, "width"), forecast.settings_table(rows)
-    explained = [forecast.r_squared(settings, "radius_over_travel", target) for target in ("sgd_forgetting", "gain")]
-    forgotten, gained = (share(np.arange(len(settings))) for share in explained)
+    shares = [forecast.r_squared(settings, "radius_over_travel", target) for target in ("sgd_forgetting", "gain")]
+    forgetting_share, gain_share = (share(np.arange(len(settings))) for share in shares)
     slots = COLUMNS["rotated-mnist"].row(forecast.REPLAY).options["slots"]
     return {
         "settings": len(few),
@@ -286,39 +286,43 @@ def wins() -> dict[str, float]:
         "lost_equal": (equal < 0).sum(),
         "factor": min(forecast.equal_memory(int(width)) for width in widths) // slots,
         "limit": forecast.MIN_WINS,
-        "forgotten": forgotten,
-        "gained": gained,
+        "forgotten": forgetting_share,
+        "gained": gain_share,
     }
 
 
 def step_errors() -> dict[str, str]:
     """Run the commands of the section and save their figure; return what they print and what EWC's penalty adds."""
-    printed(SWEEP)
-    steps = printed(RETRACE)
+    command_output(SWEEP)
+    steps = command_output(RETRACE)
     shutil.copy("steps.png", HERE / "images" / "lens-along.png")
     rows = read_table(Path("steps.parquet"))
-    own, constant = (rows.filter(approximation=name).sort("step", "task") for name in ("own, from θ_o", "order 0"))
-    return {"steps": steps, "penalty": f"{(own['approximate'] - constant['approximate']).max():.2g}"}
+    penalty_rows, constant_rows = (
+        rows.filter(approximation=name).sort("step", "task") for name in ("own, from θ_o", "order 0")
+    )
+    return {"steps": steps, "penalty": f"{(penalty_rows['approximate'] - constant_rows['approximate']).max():.2g}"}
 
 
 def radii() -> str:
     """Return the radius of the first task by the number of examples."""
     module, loss, loaders, checkpoints = make_training(NEAR_LR)
     total = len(loaders[0].dataset)
-    found = {n: examine(module, loss, loaders, checkpoints, examples=n).radius[-1, 0] for n in (200, 400, total)}
-    *few, most = (f"{radius:.3g} with {n}" for n, radius in found.items())
+    radius_by_examples = {
+        n: examine(module, loss, loaders, checkpoints, examples=n).radius[-1, 0] for n in (200, 400, total)
+    }
+    *few, most = (f"{radius:.3g} with {n}" for n, radius in radius_by_examples.items())
     return f"{', '.join(few)} and {most}"
 
 
-def found_local() -> dict[str, str]:
+def locality_verdict() -> dict[str, str]:
     """Return whether the study `locality` finds the declared classes, and which others Table 1 has."""
     summary = get_study("locality").summarize(read_table(RESULTS / "locality.parquet"))
     published = {row.algorithm for column in COLUMNS.values() for row in column.rows}
-    differ = {row["algorithm"] for row in summary.table if row["declared"] != row["found"]}
-    return {"verdict": summary.verdict, "in_table1": ", ".join(f"`{name}`" for name in sorted(differ & published))}
+    exceptions = {row["algorithm"] for row in summary.table if row["declared"] != row["found"]}
+    return {"verdict": summary.verdict, "in_table1": ", ".join(f"`{name}`" for name in sorted(exceptions & published))}
 
 
-def printed(command: str) -> str:
+def command_output(command: str) -> str:
     """Return what a command prints."""
     _, *words = shlex.split(command)
     with contextlib.redirect_stdout(io.StringIO()) as stdout:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 from markup import code, join, table
-from run_text import chosen
+from run_text import algorithm_of
 from study_notes import part_effects
 
 from glocal.metrics import summary
@@ -28,47 +28,47 @@ DISTANCES: dict[str, Callable[[Run], float]] = {
 }
 
 
-def findings(runs: Sequence[Run], own: Sequence[Run], results: Path) -> str:
+def findings(runs: Sequence[Run], seed_angle_runs: Sequence[Run], results: Path) -> str:
     """Return a list of findings; the runs are those on Rotated-MNIST with the published angles and with the seed's."""
-    of_runs = [optimal_against_replay(runs, results), distance_and_forgetting(runs, own)]
-    further = [own_approximations(results), assumption(results), stable_sgd(results)]
-    return "\n".join(f"- {text}" for text in [*of_runs, *further])
+    run_texts = [optimal_against_replay(runs, results), distance_and_forgetting(runs, seed_angle_runs)]
+    study_texts = [own_approximations(results), assumption(results), stable_sgd(results)]
+    return "\n".join(f"- {text}" for text in [*run_texts, *study_texts])
 
 
 def optimal_against_replay(runs: Sequence[Run], results: Path) -> str:
     """Compare the paper's optimal local objective with replay at equal memory, and say where it diverges."""
     unstable = {}
     for lr in sorted({run.lr for run in runs}):
-        own = [run for run in runs if run.lr == lr and chosen(run)[0] == "optimal-soft"]
-        if diverged := sum(run.diverged is not None for run in own):
-            unstable[lr] = f"{diverged} of {len(own)} at {lr:g}"
-    trained = read_table(results / "implicit.parquet").filter(pl.col("sharpness").is_null())
-    at_best = MeanInterval.of(np.subtract(*(best(trained, name)[1] for name in ("optimal-soft", "er"))))
+        lr_runs = [run for run in runs if run.lr == lr and algorithm_of(run)[0] == "optimal-soft"]
+        if diverged := sum(run.diverged is not None for run in lr_runs):
+            unstable[lr] = f"{diverged} of {len(lr_runs)} at {lr:g}"
+    training_rows = read_table(results / "implicit.parquet").filter(pl.col("sharpness").is_null())
+    best_difference = MeanInterval.of(np.subtract(*(best(training_rows, name)[1] for name in ("optimal-soft", "er"))))
     return (
         "At equal memory, the paper's optimal local objective (`optimal-soft`) differs in final accuracy from replay "
-        f"(`er`) by {_by_rate(_at_equal_memory(results))}; each at its best rate, by {at_best} "
+        f"(`er`) by {_by_rate(_at_equal_memory(results))}; each at its best rate, by {best_difference} "
         "([implicit](reproduction/experiments.md#implicit)). With the setup of Table 1, runs diverge: "
         f"{join(unstable.values()) if unstable else 'none'}.{_instability(unstable, {run.lr for run in runs}, results)}"
     )
 
 
-def _instability(diverged: Mapping[float, str], rates: Collection[float], results: Path) -> str:
+def _instability(divergences: Mapping[float, str], rates: Collection[float], results: Path) -> str:
     """Say where `optimal-soft` diverges, and whether these are the rates at which its steps are unstable."""
-    if not diverged:
+    if not divergences:
         return ""
     limits = stability_limits(read_table(results / "implicit.parquet"))
     if not limits:
         return ""
     task, limit = max(limits.items())
-    above = {lr for lr in rates if lr > limit}
-    explains = (
+    unstable_rates = {lr for lr in rates if lr > limit}
+    explanation = (
         "some run diverges at every rate above the limit, and none at any other"
-        if above == set(diverged)
+        if unstable_rates == set(divergences)
         else "this does not explain it alone"
     )
     return (
         " Gradient steps on its penalty are unstable if η·λ_max > 2, so "
-        f"above η = {limit:.2g} after task {task}: {explains}."
+        f"above η = {limit:.2g} after task {task}: {explanation}."
     )
 
 
@@ -80,79 +80,87 @@ def _at_equal_memory(results: Path) -> dict[float, MeanInterval]:
     """Return the accuracy of `optimal-soft` minus that of `er` with its memory, where no run diverges."""
     rows = read_table(results / "implicit.parquet").filter(pl.col("sharpness").is_null())
     ours, replay = (complete(rows, name) for name in ("optimal-soft", "er"))
-    return {lr: MeanInterval.of(own - replay[lr]) for lr, own in ours.items() if lr in replay}
+    return {lr: MeanInterval.of(accuracies - replay[lr]) for lr, accuracies in ours.items() if lr in replay}
 
 
-def distance_and_forgetting(published: Sequence[Run], own: Sequence[Run]) -> str:
+def distance_and_forgetting(published: Sequence[Run], seed_angle_runs: Sequence[Run]) -> str:
     """Say at how many learning rates algorithms that move farther forget more, by two sets of algorithms.
 
     Args:
         published: runs with the published angles, of which some algorithms have their own.
-        own: runs with angles from the seed, the same for all algorithms.
+        seed_angle_runs: runs with angles from the seed, the same for all algorithms.
     """
-    few, all_names = ({chosen(run)[0] for run in runs} for runs in (own, published))
-    task, whole = ({of: rank_correlations(runs, of) for of in DISTANCES} for runs in (own, published))
-    counts = {key: sum(x.low > 0 for x in found.values()) for key, found in task.items()}
-    total = len(task[PER_TASK])
-    against = {key: sum(x.high < 0 for x in found.values()) for key, found in task.items()}
+    seed_names, all_names = ({algorithm_of(run)[0] for run in runs} for runs in (seed_angle_runs, published))
+    seed_rhos, all_rhos = (
+        {distance: rank_correlations(runs, distance) for distance in DISTANCES} for runs in (seed_angle_runs, published)
+    )
+    counts = {key: sum(x.low > 0 for x in intervals.values()) for key, intervals in seed_rhos.items()}
+    total = len(seed_rhos[PER_TASK])
+    opposite_counts = {key: sum(x.high < 0 for x in intervals.values()) for key, intervals in seed_rhos.items()}
     parts = [
         f"at {count} of {total} learning rates by {key}"
-        + (f" (at {n} they forget less)" if (n := against[key]) else "")
+        + (f" (at {n} they forget less)" if (n := opposite_counts[key]) else "")
         for key, count in counts.items()
     ]
-    text = f"Do algorithms that move farther forget more? Among the {len(few)} with seed angles, {join(parts)}"
-    if added := [f"`{name}`" for name in sorted(all_names - few)]:
-        still = sum(x.low > 0 for x in whole[PER_TASK].values())
-        text += f"; with {join(added)}, on the published angles, at {still} of {len(whole[PER_TASK])} by {PER_TASK}"
+    text = f"Do algorithms that move farther forget more? Among the {len(seed_names)} with seed angles, {join(parts)}"
+    if extras := [f"`{name}`" for name in sorted(all_names - seed_names)]:
+        rates = sum(x.low > 0 for x in all_rhos[PER_TASK].values())
+        text += f"; with {join(extras)}, on the published angles, at {rates} of {len(all_rhos[PER_TASK])} by {PER_TASK}"
     table = "reproduction/claims-by-row.md#distance-and-forgetting-across-algorithms"
     cause = " No correlation over algorithms shows that the distance is the cause." if any(counts.values()) else ""
     return f"{text} ([correlations]({table})).{cause}"
 
 
-def correlation_table(published: Sequence[Run], own: Sequence[Run]) -> str:
+def correlation_table(published: Sequence[Run], seed_angle_runs: Sequence[Run]) -> str:
     """Tabulate, by learning rate, the rank correlation of distance and forgetting for three sets of runs."""
-    few = {chosen(run)[0] for run in own}
+    seed_names = {algorithm_of(run)[0] for run in seed_angle_runs}
     groups = {
-        f"{len(few)} algorithms, seed angles": own,
-        "the same, published angles": [run for run in published if chosen(run)[0] in few],
-        f"{len({chosen(run)[0] for run in published})} algorithms, published angles": published,
+        f"{len(seed_names)} algorithms, seed angles": seed_angle_runs,
+        "the same, published angles": [run for run in published if algorithm_of(run)[0] in seed_names],
+        f"{len({algorithm_of(run)[0] for run in published})} algorithms, published angles": published,
     }
-    found = {(title, of): rank_correlations(runs, of) for of in DISTANCES for title, runs in groups.items()}
-    lrs = sorted({lr for own in found.values() for lr in own})
+    correlations = {
+        (title, distance): rank_correlations(runs, distance) for distance in DISTANCES for title, runs in groups.items()
+    }
+    lrs = sorted({lr for by_lr in correlations.values() for lr in by_lr})
     return table(
         [
-            {"algorithms": title, "distance": of} | {f"lr {lr:g}": str(own.get(lr, ABSENT)) for lr in lrs}
-            for (title, of), own in found.items()
+            {"algorithms": title, "distance": distance} | {f"lr {lr:g}": str(by_lr.get(lr, ABSENT)) for lr in lrs}
+            for (title, distance), by_lr in correlations.items()
         ]
     )
 
 
 def rank_correlations(runs: Sequence[Run], distance: str) -> dict[float, MeanInterval]:
     """Return by learning rate Spearman's ρ over algorithms for each seed: mean and t-interval, cut at ±1."""
-    measure, found = DISTANCES[distance], {}
+    measure, intervals = DISTANCES[distance], {}
     for lr in sorted({run.lr for run in runs}):
         by_seed: dict[int, list[tuple[float, float]]] = {}
         for run in runs:
             if run.lr == lr and run.diverged is None:
                 by_seed.setdefault(run.seed, []).append((measure(run), summary(run)["forgetting"]))
         interval = MeanInterval.of(np.array([rank_correlation(*np.array(part).T) for part in by_seed.values()]))
-        found[lr] = MeanInterval(*(float(np.clip(x, -1, 1)) for x in interval))
-    return found
+        intervals[lr] = MeanInterval(*(float(np.clip(x, -1, 1)) for x in interval))
+    return intervals
 
 
 def own_approximations(results: Path) -> str:
     """Compare the algorithms' own approximations with the constant, at the lowest and the highest learning rate."""
     rows = read_table(results / "approximation-error.parquet")
     lrs = distinct(rows, "lr")
-    compared = rows.filter(pl.col("algorithm").is_in(names(rows.filter(approximation=CONSTANT))))
+    paired_rows = rows.filter(pl.col("algorithm").is_in(names(rows.filter(approximation=CONSTANT))))
     parts = []
     for lr in (lrs[0], lrs[-1]):
-        skills = {name: value for name, value in skill(compared, lr).items() if name in names(compared)}
+        skills = {name: value for name, value in skill(paired_rows, lr).items() if name in names(paired_rows)}
         groups = skill_groups(skills)
-        lost = sorted(set(names(compared)) - skills.keys())
-        told = [f"{kind}: {', '.join(_with_gain(name, skills) for name in own)}" for kind, own in groups.items()]
-        parts.append(f"At {lr:g}, {'; '.join([*told, *([f'diverged: {code(lost)}'] if lost else [])])}.")
-    seeds = format_range(compared.filter(approximation=CONSTANT).group_by("algorithm").n_unique()["seed"], "seed")
+        diverged_names = sorted(set(names(paired_rows)) - skills.keys())
+        texts = [
+            f"{kind}: {', '.join(_with_gain(name, skills) for name in members)}" for kind, members in groups.items()
+        ]
+        parts.append(
+            f"At {lr:g}, {'; '.join([*texts, *([f'diverged: {code(diverged_names)}'] if diverged_names else [])])}."
+        )
+    seeds = format_range(paired_rows.filter(approximation=CONSTANT).group_by("algorithm").n_unique()["seed"], "seed")
     return (
         f"Do the algorithms' approximations say more than the constants L_o(θ_o), on the same runs ({seeds})? "
         f"{' '.join(parts)} [Skill](reproduction/studies.md#approximation-error) is 1 if exact and 0 for the "

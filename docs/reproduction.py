@@ -34,11 +34,11 @@ import experiment_notes  # noqa: E402
 import retraining_text  # noqa: E402
 import rotated_text  # noqa: E402
 import split_text  # noqa: E402
-from agreement_text import DIVISORS, agreement, divided_by, outside_by_chance, passes  # noqa: E402
+from agreement_text import DIVISORS, agreement, outside_by_chance, passes, with_divisor  # noqa: E402
 from claims_text import SETUP, abstract, board, conclusions, details  # noqa: E402
 from markup import join  # noqa: E402
 from other_findings import correlation_table, findings  # noqa: E402
-from run_text import chosen, cost, seeds  # noqa: E402
+from run_text import algorithm_of, cost, seeds  # noqa: E402
 from study_notes import NOTES  # noqa: E402
 
 RESULTS = HERE.parent / "results"
@@ -175,15 +175,15 @@ def study(name: str) -> str:
     file = table_of(name)
     if not file.exists():
         return ""
-    experiment, measured = STUDIES[name], get_study(name)
-    rows, cost = read_table(file, measured.columns.split(), f"a table of {name}"), read_cost(file)
+    experiment, paper_study = STUDIES[name], get_study(name)
+    rows, cost = read_table(file, paper_study.columns.split(), f"a table of {name}"), read_cost(file)
     rows = rows.filter(pl.col("algorithm").is_in(TRADEOFF)) if name == "tradeoff" else rows
-    summary = measured.summarize(rows)
-    picture = draw(measured, rows, HERE / "images" / f"{name}.png")
-    took = "" if cost is None else f" {cost.seconds:.0f} s on {cost.device}, finished on {cost.finished[:10]}."
+    summary = paper_study.summarize(rows)
+    picture = draw(paper_study, rows, HERE / "images" / f"{name}.png")
+    duration = "" if cost is None else f" {cost.seconds:.0f} s on {cost.device}, finished on {cost.finished[:10]}."
     parts = (
         f"## {name}",
-        f"{experiment.reference}: {experiment.title}. `{experiment.command}`: {experiment.cost}.{took}",
+        f"{experiment.reference}: {experiment.title}. `{experiment.command}`: {experiment.cost}.{duration}",
         f"{ALL_NOTES[name](rows, summary.table).strip()}{measured_classes(rows) if name == 'tradeoff' else ''}",
         f"**{summary.verdict}**",
         markdown_table(summary.table),
@@ -194,10 +194,10 @@ def study(name: str) -> str:
 
 def measured_classes(rows: pl.DataFrame) -> str:
     """Repeat the comparison of local and global algorithms with the classes that the study `locality` finds."""
-    found = measured_locality(read_table(RESULTS / "locality.parquet"), ROTATED)
-    compared = class_difference(rows.with_columns(locality=pl.col("algorithm").replace_strict(found)))
-    assert compared is not None
-    by_seed, by_algorithm, _ = compared
+    classes = measured_locality(read_table(RESULTS / "locality.parquet"), ROTATED)
+    comparison = class_difference(rows.with_columns(locality=pl.col("algorithm").replace_strict(classes)))
+    assert comparison is not None
+    by_seed, by_algorithm, _ = comparison
     words = "agrees with the paper", "contradicts the paper", "not settled"
     return (
         f"\n\nWith the [measured classes](#locality) the difference is {by_seed} over seeds: {by_seed.phrase(*words)}. "
@@ -216,13 +216,17 @@ def markdown_table(rows: Sequence[Row]) -> str:
 
 def contents() -> str:
     """A line for each other page that has results, and one for the paper's other experiments."""
-    lines = [f"- [{name}](reproduction/{name}.md): {about}" for name, about in ABOUT.items() if _has_results(name)]
-    here = [name for name in STUDIES if table_of(name).exists() and name not in experiment_notes.NOTES]
-    links = (f"[{name}](reproduction/studies.md#{name})" for name in here)
+    lines = [
+        f"- [{name}](reproduction/{name}.md): {description}"
+        for name, description in ABOUT.items()
+        if _has_results(name)
+    ]
+    study_names = [name for name in STUDIES if table_of(name).exists() and name not in experiment_notes.NOTES]
+    links = (f"[{name}](reproduction/studies.md#{name})" for name in study_names)
     return "\n".join([*lines, f"- The paper's other experiments: {', '.join(links)}"])
 
 
-def beyond() -> str:
+def own_experiments() -> str:
     """A line for each of our own experiments."""
     lines = []
     for name, line in experiment_notes.LINES.items():
@@ -245,31 +249,31 @@ def equivalence() -> str:
     )
 
 
-def agrees(tables: Mapping[str, Comparison]) -> str:
+def agreement_verdict(tables: Mapping[str, Comparison]) -> str:
     """Say how many of our numbers agree with the published ones, by the strictest test of a column.
 
     They agree if all are equivalent where they were retrained, and elsewhere if no more are outside than by chance.
     """
-    agreeing, counts, tests = [], {}, {}
+    agreeing_divisors, counts, tests = [], {}, {}
     for divisor in DIVISORS:
-        agree, counts[divisor] = True, []
-        for name, made in tables.items():
+        all_agree, counts[divisor] = True, []
+        for name, comparison in tables.items():
             if name == ROTATED and table_of("retraining").exists():
-                passed, total = retraining_text.equivalent(read_table(table_of("retraining")), divisor)
-                agree &= passed == total
+                passed, total = retraining_text.equivalence_counts(read_table(table_of("retraining")), divisor)
+                all_agree &= passed == total
                 tests[name] = f"equivalent within ±{MARGIN:g} points ({name})"
             else:
-                own = divided_by(divisor, made)
-                (passed, total), _ = passes(own)
-                chance = outside_by_chance(own)
-                agree &= total - passed <= chance
+                variant = with_divisor(divisor, comparison)
+                (passed, total), _ = passes(variant)
+                chance = outside_by_chance(variant)
+                all_agree &= total - passed <= chance
                 tests[name] = f"within {MAX_Z:g} standard errors ({name}; {total - chance:.0f} by chance)"
             counts[divisor].append(f"{passed} of {total}")
-        agreeing += [divisor] if agree else []
-    share = "Our numbers agree" if agreeing else "Not all of our numbers agree"
-    condition = f" if their ± divides by {agreeing[0]}" if len(agreeing) == 1 else ""
+        agreeing_divisors += [divisor] if all_agree else []
+    share = "Our numbers agree" if agreeing_divisors else "Not all of our numbers agree"
+    condition = f" if their ± divides by {agreeing_divisors[0]}" if len(agreeing_divisors) == 1 else ""
     first = join(f"{count} {tests[name]}" for count, name in zip(counts[DIVISORS[0]], tables, strict=True))
-    first = f"if by {DIVISORS[0]}, {first}" if agreeing != list(DIVISORS[:1]) else first
+    first = f"if by {DIVISORS[0]}, {first}" if agreeing_divisors != list(DIVISORS[:1]) else first
     return f"**{share} with the published ones{condition}**: {first}; if by {DIVISORS[1]}, {join(counts[DIVISORS[1]])}."
 
 
@@ -285,10 +289,10 @@ class Point(NamedTuple):
     differs: bool
 
 
-def compared_points(made: Comparison, measure: str) -> list[Point]:
+def compared_points(comparison: Comparison, measure: str) -> list[Point]:
     """Return the differences with 2 standard errors."""
     points = []
-    for row in made.rows:
+    for row in comparison.rows:
         cell = row.acc if measure == "acc" else row.forgetting["t-1"]
         if cell.difference is not None and cell.standard_error is not None:
             bounds = (cell.difference + sign * MAX_Z * cell.standard_error for sign in (-1, 1))
@@ -299,8 +303,8 @@ def compared_points(made: Comparison, measure: str) -> list[Point]:
 
 def retrained_points(measure: str) -> list[Point]:
     """Return the differences with initialisation and order as the only noise."""
-    found = differences(read_table(table_of("retraining")), measure)
-    return [Point(f"{name} {lr:g}", x, verdict_of(x) == "different") for (name, lr), x in found.items()]
+    intervals = differences(read_table(table_of("retraining")), measure)
+    return [Point(f"{name} {lr:g}", x, verdict_of(x) == "different") for (name, lr), x in intervals.items()]
 
 
 def draw_differences(tables: Mapping[str, Comparison], path: Path) -> Path:
@@ -309,11 +313,11 @@ def draw_differences(tables: Mapping[str, Comparison], path: Path) -> Path:
     def fill(figure: Figure) -> None:
         figure.set_size_inches(9.6, 6.4)
         panels = figure.subplots(1, 2 * len(tables))
-        for i, (name, made) in enumerate(tables.items()):
+        for i, (name, comparison) in enumerate(tables.items()):
             retrained = name == ROTATED and table_of("retraining").exists()
             panels[2 * i + 1].sharex(panels[2 * i])
             for axes, measure in zip(panels[2 * i : 2 * i + 2], retraining_text.TITLES, strict=True):
-                points = retrained_points(measure) if retrained else compared_points(made, measure)
+                points = retrained_points(measure) if retrained else compared_points(comparison, measure)
                 axes.axvline(0, color=FAINT, linewidth=0.9)
                 if retrained:
                     axes.axvspan(-MARGIN, MARGIN, color=FAINT, alpha=0.15, linewidth=0)
@@ -328,82 +332,96 @@ def draw_differences(tables: Mapping[str, Comparison], path: Path) -> Path:
     return save_figure(fill, path)
 
 
-def missing() -> str:
+def missing_results() -> str:
     """Columns and studies that have no results, and the rows that a column lacks."""
     absent = [f"`{name}`" for name in (*split_text.SPLIT, *STUDIES) if not table_of(name).exists()]
-    absent += [lacking(COLUMNS[name]) for name in ("rotated-mnist", *split_text.SPLIT) if table_of(name).exists()]
-    told = ", ".join(filter(None, absent))
-    return f"## Not here yet\n\nIn place, but not run at full size: {told}.\n" if told else ""
+    absent += [missing_rows(COLUMNS[name]) for name in ("rotated-mnist", *split_text.SPLIT) if table_of(name).exists()]
+    listing = ", ".join(filter(None, absent))
+    return f"## Not here yet\n\nIn place, but not run at full size: {listing}.\n" if listing else ""
 
 
-def lacking(column: Column) -> str:
+def missing_rows(column: Column) -> str:
     if column.challenge in split_text.MEASURED:
         return f"all of {column.challenge}"
-    here = {run.config["algorithm"]["name"] for run in results.read(table_of(column.challenge))}
-    rows = [f"`{row.algorithm}`" for row in column.all_rows if row.algorithm not in here]
+    algorithms = {run.config["algorithm"]["name"] for run in results.read(table_of(column.challenge))}
+    rows = [f"`{row.algorithm}`" for row in column.all_rows if row.algorithm not in algorithms]
     return f"of {column.challenge} {' and '.join(filter(None, (', '.join(rows[:-1]), rows[-1])))}" if rows else ""
 
 
 def claims_parts(tables: Mapping[str, Comparison]) -> dict[str, str]:
     """The abstract, the scoreboard, conclusions, and the statistics of each row."""
-    found = read_table(RESULTS / "locality.parquet", ["challenge", "algorithm", "found"], "a table of locality")
-    rows = {name: table_rows(made) for name, made in tables.items()}
-    measured = {name: measured_locality(found, name) for name in tables}
-    claims = [claim for name, own in rows.items() for claim in scoreboard(name, own, measured[name])]
-    counted = [(row, measured[name]) for name, own in rows.items() for row in own if row.published]
-    reclassified = sorted({row.algorithm for row, classes in counted if classes[row.algorithm] != row.locality})
-    comparable = {name: made for name, made in tables.items() if name in COLUMNS}
+    locality_rows = read_table(RESULTS / "locality.parquet", ["challenge", "algorithm", "found"], "a table of locality")
+    rows = {name: table_rows(comparison) for name, comparison in tables.items()}
+    classes_by_column = {name: measured_locality(locality_rows, name) for name in tables}
+    claims = [
+        claim for name, column_rows in rows.items() for claim in scoreboard(name, column_rows, classes_by_column[name])
+    ]
+    published_rows = [
+        (row, classes_by_column[name]) for name, column_rows in rows.items() for row in column_rows if row.published
+    ]
+    reclassified = sorted({row.algorithm for row, classes in published_rows if classes[row.algorithm] != row.locality})
+    comparable = {name: comparison for name, comparison in tables.items() if name in COLUMNS}
     # Both sides of the published angles share their spread, so that there nearly every row is within its errors.
-    tested = {k: made for k, made in comparable.items() if k != ROTATED or not table_of("retraining").exists()}
-    others = [claim for claim in claims if claim.column not in COLUMNS]
-    variants = f"## With seed angles\n\n{board(others, rows, reclassified, notes=False)}\n" if others else ""
+    informative_tables = {
+        k: comparison for k, comparison in comparable.items() if k != ROTATED or not table_of("retraining").exists()
+    }
+    variant_claims = [claim for claim in claims if claim.column not in COLUMNS]
+    variants = (
+        f"## With seed angles\n\n{board(variant_claims, rows, reclassified, notes=False)}\n" if variant_claims else ""
+    )
     return {
-        "abstract": abstract(claims, rows, reclassified, agrees(comparable)),
+        "abstract": abstract(claims, rows, reclassified, agreement_verdict(comparable)),
         "board": board([claim for claim in claims if claim.column in COLUMNS], rows, reclassified),
         "variants": variants,
-        "conclusions": conclusions(claims, tested, rows, reclassified),
-        "details": details(rows, measured),
+        "conclusions": conclusions(claims, informative_tables, rows, reclassified),
+        "details": details(rows, classes_by_column),
     }
 
 
 def main() -> None:
-    published, own = (results.read(RESULTS / f"rotated-mnist{part}.parquet") for part in ("", "-seed-angles"))
+    rotated_runs, seed_angle_runs = (
+        results.read(RESULTS / f"rotated-mnist{part}.parquet") for part in ("", "-seed-angles")
+    )
     split_runs = results.read(RESULTS / "split-cifar10.parquet")
-    compared_runs = published.where(lambda run: chosen(run)[0] not in rotated_text.TOLD_THE_TASK)
-    made = compare(compared_runs)
+    compared_runs = rotated_runs.where(lambda run: algorithm_of(run)[0] not in rotated_text.TOLD_THE_TASK)
+    comparison = compare(compared_runs)
     column = COLUMNS["rotated-mnist"]
-    is_further = lambda run: column.find_row(*chosen(run)) in column.extra_rows  # noqa: E731
+    is_extra = lambda run: column.find_row(*algorithm_of(run)) in column.extra_rows  # noqa: E731
     relabel(compared_runs).plot("distance", HERE / "images" / "reproduction-distance.png")
-    tables = {ROTATED: made, f"{ROTATED}, seed angles": compare(own), "split-cifar10": compare(split_runs)}
+    tables = {
+        ROTATED: comparison,
+        f"{ROTATED}, seed angles": compare(seed_angle_runs),
+        "split-cifar10": compare(split_runs),
+    }
     comparable = {name: table for name, table in tables.items() if name in COLUMNS}
     draw_differences(comparable, HERE / "images" / "reproduction-differences.png")
     parts = claims_parts(tables) | {
         "setup": SETUP,
         "over_all_tasks": join(f"{1 - 1 / COLUMNS[name].tasks:g} times as much on {name}" for name in comparable),
-        "findings": findings(compared_runs, own, RESULTS),
-        "correlations": correlation_table(compared_runs, own),
-        "cost": cost(published.where(lambda run: not is_further(run))),
-        "seeds": seeds(published),
-        "further": rotated_text.further(published.where(is_further)),
-        "agreement": f"{agreement(made)}\n\n{equivalence()}".strip(),
-        "published": str(render(compare(published), "markdown")),
-        "told": rotated_text.told_the_task(published),
-        "diverged": rotated_text.divergence(published),
-        "orthogonal": rotated_text.orthogonal(made, published),
-        "by_rates": rotated_text.by_rates(split_runs),
-        "seed_cost": cost(own),
-        "over_all": f"{own[0].tasks - 1}/{own[0].tasks}",
-        "own": str(render(compare(own, published=False), "markdown")),
+        "findings": findings(compared_runs, seed_angle_runs, RESULTS),
+        "correlations": correlation_table(compared_runs, seed_angle_runs),
+        "cost": cost(rotated_runs.where(lambda run: not is_extra(run))),
+        "seeds": seeds(rotated_runs),
+        "further": rotated_text.extra_rows_cost(rotated_runs.where(is_extra)),
+        "agreement": f"{agreement(comparison)}\n\n{equivalence()}".strip(),
+        "published": str(render(compare(rotated_runs), "markdown")),
+        "told": rotated_text.excluded_rows(rotated_runs),
+        "diverged": rotated_text.divergence(rotated_runs),
+        "orthogonal": rotated_text.orthogonality(comparison, rotated_runs),
+        "by_rates": rotated_text.gtl_minus_sgd(split_runs),
+        "seed_cost": cost(seed_angle_runs),
+        "over_all": f"{seed_angle_runs[0].tasks - 1}/{seed_angle_runs[0].tasks}",
+        "own": str(render(compare(seed_angle_runs, published=False), "markdown")),
         "contents": contents(),
-        "side": paper_layout(compare(run for run in (*published, *split_runs) if chosen(run)[0] in FRONT_ROWS))
+        "side": paper_layout(compare(run for run in (*rotated_runs, *split_runs) if algorithm_of(run)[0] in FRONT_ROWS))
         .markdown()
         .split("\n\n")[1],  # without its title and notes
         **{name.replace("-", "_"): split_text.split(name) for name in split_text.SPLIT},
         "precision": split_text.precision(),
         "studies": "".join(study(name) for name in STUDIES if name not in experiment_notes.NOTES),
         "experiments": "".join(study(name) for name in experiment_notes.NOTES),
-        "beyond": beyond(),
-        "missing": missing(),
+        "beyond": own_experiments(),
+        "missing": missing_results(),
     }
     (HERE / "reproduction.md").write_text(TEXT.format(**parts).rstrip() + "\n")
     (HERE / "reproduction").mkdir(exist_ok=True)

@@ -18,26 +18,26 @@ TITLES = {"acc": "ACC", "forgetting": "FGT"}
 
 
 def note(rows: pl.DataFrame, table: Sequence[Row]) -> str:
-    found = differences_by_name(rows)
-    halves = [(cell.high - cell.low) / 2 for cell in found.values()]
-    apart = sum(cell.low > 0 or cell.high < 0 for cell in found.values())
+    cells = differences_by_name(rows)
+    halves = [(cell.high - cell.low) / 2 for cell in cells.values()]
+    misses = sum(cell.low > 0 or cell.high < 0 for cell in cells.values())
     angles = join(
         f"{100 * np.nanmedian([row[f'{title}, share of angles'] for row in table]):.0f} % ({title})"
         for title in TITLES.values()
     )
-    zero = f"{apart} of {len(found)} intervals miss 0" if apart else f"All {len(found)} intervals contain 0"
-    near = sum(cell.low >= -1 and cell.high <= 1 for cell in found.values())
+    zero = f"{misses} of {len(cells)} intervals miss 0" if misses else f"All {len(cells)} intervals contain 0"
+    within_one = sum(cell.low >= -1 and cell.high <= 1 for cell in cells.values())
     return rf"""
 Differences are in points, with {100 * LEVEL:.0f} % intervals. A number is *equivalent* to the published one if its
 interval lies within ±{MARGIN:g} points, *different* if it lies outside. Only initialisation, order and memory count as
 noise. The angles make {angles} of the variance between the runs of a cell (medians over cells).
 
-The largest difference is {largest_difference(found)}. The intervals reach {min(halves):.2f} to {max(halves):.2f} points
-to either side. {zero}; they share seeds and angles, so they are worth far fewer than {len(found)} independent ones.
+The largest difference is {largest_difference(cells)}. The intervals reach {min(halves):.2f} to {max(halves):.2f} points
+to either side. {zero}; they share seeds and angles, so they are worth far fewer than {len(cells)} independent ones.
 
 Not registered:
 
-- With a margin of 1 point instead of {MARGIN:g}, {near} of {len(found)} numbers would be equivalent.
+- With a margin of 1 point instead of {MARGIN:g}, {within_one} of {len(cells)} numbers would be equivalent.
 - {_sensitivity(rows)}
 - {_after_learning(rows)}
 - {_impostors(rows)}"""
@@ -45,32 +45,32 @@ Not registered:
 
 def line(rows: pl.DataFrame) -> str:
     """Return the outcome for the first page."""
-    found = differences_by_name(rows)
-    kinds = Counter(map(verdict_of, found.values()))
+    cells = differences_by_name(rows)
+    kinds = Counter(map(verdict_of, cells.values()))
     answer = "Not shown for all of them" if kinds["undecided"] else "Yes"
     return (
         "**Are our numbers of Table 1 on Rotated-MNIST the paper's, if only initialisation and order count as noise?** "
         f"{'No' if kinds['different'] else answer}: {counts(rows)}, if published runs vary as ours do. "
-        f"The largest difference is {largest_difference(found)} ({100 * LEVEL:.0f} % interval). "
+        f"The largest difference is {largest_difference(cells)} ({100 * LEVEL:.0f} % interval). "
         f"{_impostors(rows, with_pairs=False)}"
     )
 
 
 def counts(rows: pl.DataFrame) -> str:
     """Count the verdicts on ours minus the published numbers."""
-    found = differences_by_name(rows)
-    kinds = Counter(map(verdict_of, found.values()))
-    others = "".join(f", {kinds[kind]} {kind}" for kind in ("different", "undecided") if kinds[kind])
-    return f"{kinds['equivalent']} of {len(found)} numbers are equivalent within ±{MARGIN:g} points{others}"
+    cells = differences_by_name(rows)
+    kinds = Counter(map(verdict_of, cells.values()))
+    other_counts = "".join(f", {kinds[kind]} {kind}" for kind in ("different", "undecided") if kinds[kind])
+    return f"{kinds['equivalent']} of {len(cells)} numbers are equivalent within ±{MARGIN:g} points{other_counts}"
 
 
-def equivalent(rows: pl.DataFrame, divisor: str) -> tuple[int, int]:
+def equivalence_counts(rows: pl.DataFrame, divisor: str) -> tuple[int, int]:
     """Count the numbers that are equivalent to the published ones, and all that are compared.
 
     Published runs vary as the published deviations imply if their sum of squares was divided by this.
     """
     variance = published_variance(rows, {"n": 5, "n − 1": 4}[divisor])
-    return _equivalent(rows, max(variance, 0.0)), len(differences_by_name(rows))
+    return _equivalent_count(rows, max(variance, 0.0)), len(differences_by_name(rows))
 
 
 def differences_by_name(rows: pl.DataFrame, ratio: float = 1.0) -> dict[str, MeanInterval]:
@@ -83,29 +83,29 @@ def differences_by_name(rows: pl.DataFrame, ratio: float = 1.0) -> dict[str, Mea
     }
 
 
-def largest_difference(found: Mapping[str, MeanInterval]) -> str:
-    name = max(found, key=lambda name: abs(found[name].mean))
-    return f"{found[name]} points, {name}"
+def largest_difference(cells: Mapping[str, MeanInterval]) -> str:
+    name = max(cells, key=lambda name: abs(cells[name].mean))
+    return f"{cells[name]} points, {name}"
 
 
-def _equivalent(rows: pl.DataFrame, ratio: float) -> int:
+def _equivalent_count(rows: pl.DataFrame, ratio: float) -> int:
     return sum(verdict_of(cell) == "equivalent" for cell in differences_by_name(rows, ratio).values())
 
 
 def _sensitivity(rows: pl.DataFrame) -> str:
     """Say how much more the published runs may vary, and what their standard deviations tell about it."""
-    now, low, high = _equivalent(rows, 1.0), 1.0, 100.0
+    count, low, high = _equivalent_count(rows, 1.0), 1.0, 100.0
     for _ in range(12):
         middle = (low * high) ** 0.5
-        low, high = (middle, high) if _equivalent(rows, middle) == now else (low, middle)
-    implied = {divisor: published_variance(rows, divisor) for divisor in (4, 5)}
-    told = join(f"{value:.1f} times ours if they divide by {divisor}" for divisor, value in implied.items())
-    left = join(f"{_equivalent(rows, max(value, 0.0))}" for value in implied.values())
+        low, high = (middle, high) if _equivalent_count(rows, middle) == count else (low, middle)
+    variances = {divisor: published_variance(rows, divisor) for divisor in (4, 5)}
+    ratios = join(f"{value:.1f} times ours if they divide by {divisor}" for divisor, value in variances.items())
+    new_counts = join(f"{_equivalent_count(rows, max(value, 0.0))}" for value in variances.values())
     return (
-        f"The intervals assume that published runs vary as ours do. The {now} stay equivalent as long as the deviation "
-        f"of published runs is at most {low**0.5:.2f} times ours. From the published deviations over the five "
-        f"sequences, the variance within a sequence is {told}; the paper does not say by which. With these variances "
-        f"{left} numbers are equivalent."
+        f"The intervals assume that published runs vary as ours do. The {count} stay equivalent as long as the "
+        f"deviation of published runs is at most {low**0.5:.2f} times ours. From the published deviations over the "
+        f"five sequences, the variance within a sequence is {ratios}; the paper does not say by which. With these "
+        f"variances {new_counts} numbers are equivalent."
     )
 
 
@@ -117,56 +117,56 @@ def published_variance(rows: pl.DataFrame, divisor: int) -> float:
     """
     excess, scale = 0.0, 0.0
     for measure in TITLES:
-        for own in rows.partition_by("algorithm", "lr"):
-            cell = COLUMN.published_cell(COLUMN.row(own["algorithm"][0]), own["lr"][0])
+        for cell_rows in rows.partition_by("algorithm", "lr"):
+            cell = COLUMN.published_cell(COLUMN.row(cell_rows["algorithm"][0]), cell_rows["lr"][0])
             if cell is None:
                 continue
-            parts = [part[measure].to_numpy() for part in own.partition_by("sequence")]
+            parts = [part[measure].to_numpy() for part in cell_rows.partition_by("sequence")]
             within, seeds = np.mean([part.var(ddof=1) for part in parts]), len(parts[0])
-            means, free = np.array([part.mean() for part in parts]), len(parts) - 1
-            between = ((means - means.mean()) ** 2).sum() - free * within / seeds
+            means, degrees = np.array([part.mean() for part in parts]), len(parts) - 1
+            between = ((means - means.mean()) ** 2).sum() - degrees * within / seeds
             excess += divisor * cell[f"{measure}_std"] ** 2 - between
-            scale += free * within
+            scale += degrees * within
     return excess / scale
 
 
 def _after_learning(rows: pl.DataFrame) -> str:
     """Compare accuracies right after learning, which tell over how many tasks the published forgetting averages."""
-    tasks, found = COLUMN.tasks, {"T − 1": [], "T": []}
-    for own in rows.partition_by("algorithm", "lr"):
-        cell = COLUMN.published_cell(COLUMN.row(own["algorithm"][0]), own["lr"][0])
+    tasks, gaps = COLUMN.tasks, {"T − 1": [], "T": []}
+    for cell_rows in rows.partition_by("algorithm", "lr"):
+        cell = COLUMN.published_cell(COLUMN.row(cell_rows["algorithm"][0]), cell_rows["lr"][0])
         if cell is None:
             continue
         share = (tasks - 1) / tasks
-        ours = estimate(own, "acc").mean + share * estimate(own, "forgetting").mean
-        found["T − 1"].append(ours - cell["acc_mean"] - share * cell["forgetting_mean"])
-        found["T"].append(ours - cell["acc_mean"] - cell["forgetting_mean"])
-    if not found["T"]:
+        ours = estimate(cell_rows, "acc").mean + share * estimate(cell_rows, "forgetting").mean
+        gaps["T − 1"].append(ours - cell["acc_mean"] - share * cell["forgetting_mean"])
+        gaps["T"].append(ours - cell["acc_mean"] - cell["forgetting_mean"])
+    if not gaps["T"]:
         return "Nothing was published to compare accuracies right after learning with."
-    ranges = join(f"by {signed(min(x))} to {signed(max(x))} points if FGT averages over {k}" for k, x in found.items())
-    nearer = min(found, key=lambda name: max(map(abs, found[name])))
+    ranges = join(f"by {signed(min(x))} to {signed(max(x))} points if FGT averages over {k}" for k, x in gaps.items())
+    nearer_count = min(gaps, key=lambda name: max(map(abs, gaps[name])))
     return (
         "ACC and FGT together tell the accuracy right after learning. Ours differs from the published one "
-        f"{ranges} tasks. {nearer} is nearer; the paper's formula has T."
+        f"{ranges} tasks. {nearer_count} is nearer; the paper's formula has T."
     )
 
 
 def _impostors(rows: pl.DataFrame, with_pairs: bool = True) -> str:
     """Compare our numbers with other rows' published ones."""
-    passed: Counter[str] = Counter()
-    compared = 0
+    passes: Counter[str] = Counter()
+    comparisons = 0
     for measure in TITLES:
-        for (name, lr), own in differences(rows, measure).items():
+        for (name, lr), interval in differences(rows, measure).items():
             cells = {other: COLUMN.published_cell(COLUMN.row(other), lr) for other in names(rows)}
             values = {other: cell[f"{measure}_mean"] for other, cell in cells.items() if cell}
             for other, value in values.items():
                 if other != name:
-                    compared += 1
-                    shifted = MeanInterval(*(x + values[name] - value for x in own))
+                    comparisons += 1
+                    shifted = MeanInterval(*(x + values[name] - value for x in interval))
                     pair = " and ".join(f"`{x}`" for x in sorted((name, other)))
-                    passed[pair] += verdict_of(shifted) == "equivalent"
-    pairs = [f"{count} of {pair}" for pair, count in passed.most_common() if count]
+                    passes[pair] += verdict_of(shifted) == "equivalent"
+    pairs = [f"{count} of {pair}" for pair, count in passes.most_common() if count]
     return (
-        f"A check of the test: with another algorithm's published number at the same rate, {passed.total()} of "
-        f"{compared} comparisons pass{f' ({join(pairs)})' if pairs and with_pairs else ''}."
+        f"A check of the test: with another algorithm's published number at the same rate, {passes.total()} of "
+        f"{comparisons} comparisons pass{f' ({join(pairs)})' if pairs and with_pairs else ''}."
     )

@@ -8,7 +8,7 @@ from typing import Any
 from glocal.store.run import Run, Runs
 
 
-def chosen(run: Run) -> tuple[str, dict[str, Any]]:
+def algorithm_of(run: Run) -> tuple[str, dict[str, Any]]:
     """The algorithm's name and options."""
     algorithm = run.config["algorithm"]
     return algorithm["name"], algorithm.get("options", {})
@@ -17,11 +17,11 @@ def chosen(run: Run) -> tuple[str, dict[str, Any]]:
 def cost(runs: Runs) -> str:
     """How many runs there are, and how long they took, where and when."""
     seconds = sum(run.info["cost"]["seconds"] for run in runs)
-    where = sorted({str(run.info["versions"]["device"]) for run in runs})
-    return f"{len(runs)} runs took {seconds:.0f} s together on {', '.join(where)}{when(runs)}."
+    devices = sorted({str(run.info["versions"]["device"]) for run in runs})
+    return f"{len(runs)} runs took {seconds:.0f} s together on {', '.join(devices)}{dates(runs)}."
 
 
-def when(runs: Runs) -> str:
+def dates(runs: Runs) -> str:
     """The days on which they were finished."""
     days = sorted({run.finished[:10] for run in runs})
     return f", finished on {days[0]}" if len(days) == 1 else f", finished from {days[0]} to {days[-1]}"
@@ -29,10 +29,10 @@ def when(runs: Runs) -> str:
 
 def seeds(runs: Runs) -> str:
     """How many seeds the algorithms have, and which have other numbers of them than most."""
-    found: dict[str, set[int]] = {}
+    seeds_by_name: dict[str, set[int]] = {}
     for run in runs:
-        found.setdefault(chosen(run)[0], set()).add(run.seed)
-    counts = {name: len(own) for name, own in found.items()}
+        seeds_by_name.setdefault(algorithm_of(run)[0], set()).add(run.seed)
+    counts = {name: len(seed_values) for name, seed_values in seeds_by_name.items()}
     ((usual, _),) = Counter(counts.values()).most_common(1)
-    others = ", ".join(f"{count} of `{name}`" for name, count in counts.items() if count != usual)
-    return f"{usual} seeds{f' ({others})' if others else ''}"
+    other_counts = ", ".join(f"{count} of `{name}`" for name, count in counts.items() if count != usual)
+    return f"{usual} seeds{f' ({other_counts})' if other_counts else ''}"

@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import mean, median
 from typing import get_args
 
-from agreement_text import agreement, compared, row_differences, row_means
+from agreement_text import agreement, cells_by_name, row_differences, row_means
 from markup import code, join, table
-from run_text import chosen, cost
+from run_text import algorithm_of, cost
 from scipy import stats
 
 from glocal.algorithms import ALGORITHMS
@@ -64,15 +64,15 @@ def split(challenge: str) -> str:
     if not file.exists():
         return ""
     runs = results.read(file)
-    made = compare(runs)
+    comparison = compare(runs)
     parts = [f"# {challenge}", f"{SPLIT[challenge]}{other_draws(runs)} {cost(runs)}"]
-    if any(row.acc.z is not None for row in made.rows):
-        parts += [agreement(made), *by_more_seeds(runs, made)]
+    if any(row.acc.z is not None for row in comparison.rows):
+        parts += [agreement(comparison), *first_seed_outliers(runs, comparison)]
     if challenge in MEASURED:
-        parts += [projection(runs, COLUMNS[challenge]), *others(runs, challenge)]
+        parts += [projection(runs, COLUMNS[challenge]), *other_algorithms(runs, challenge)]
     parts += figures(runs, challenge)
-    parts += [*exemplars(made), *power(made), *single_images(runs)]
-    parts += [str(render(made, "markdown")).strip(), class_incremental(runs)]
+    parts += [*exemplars(comparison), *power(comparison), *single_images(runs)]
+    parts += [str(render(comparison, "markdown")).strip(), class_incremental(runs)]
     return "\n\n".join(parts) + "\n\n"
 
 
@@ -81,97 +81,99 @@ def class_incremental(runs: Runs) -> str:
     rows = compare(runs, scope="class", published=False).rows
     lrs = sorted({row.lr for row in rows})
     cells: dict[str, dict[float, str]] = {}
-    most = 100 / runs[0].tasks
-    above: dict[str, bool] = {}
+    limit = 100 / runs[0].tasks
+    above_limit: dict[str, bool] = {}
     for row in rows:
         if (ours := row.acc.ours) is None:
             continue
         cells.setdefault(row.algorithm, {})[row.lr] = f"{mean_std(ours.mean, ours.std)} ({ours.seeds})"
         seeds = [100 * summary(run, "class")["acc"] for run in row.finished]
-        above[row.algorithm] = above.get(row.algorithm, False) or confidence_interval(seeds)[0] > most
+        above_limit[row.algorithm] = above_limit.get(row.algorithm, False) or confidence_interval(seeds)[0] > limit
     lines = [
-        {"algorithm": f"`{name}`"} | {f"lr {lr:g}": own.get(lr, ABSENT) for lr in lrs} for name, own in cells.items()
+        {"algorithm": f"`{name}`"} | {f"lr {lr:g}": by_lr.get(lr, ABSENT) for lr in lrs}
+        for name, by_lr in cells.items()
     ]
     outputs = runs[0].config["challenge"]["outputs"]
-    more = [f"`{name}`" for name, shown in above.items() if shown]
-    told = (
+    names = [f"`{name}`" for name, is_above in above_limit.items() if is_above]
+    text = (
         f"The same runs, where an image is classified among all {outputs} classes instead of those of its task: final "
         "accuracy in percent, mean ± standard deviation, and in brackets the number of seeds. A network that knows the "
-        f"classes of one task only has at most {most:.0f} %{f'; {join(more)} are shown to reach more' if more else ''}."
+        f"classes of one task only has at most {limit:.0f} %"
+        f"{f'; {join(names)} are shown to reach more' if names else ''}."
     )
-    return "\n\n".join(["## Class-incremental accuracy", told, table(lines, right=True)])
+    return "\n\n".join(["## Class-incremental accuracy", text, table(lines, right=True)])
 
 
 def figures(runs: Runs, challenge: str) -> list[str]:
     """The distances of all runs, and iCaRL with both kinds of exemplars where both are there."""
-    drawn = HERE / "images" / f"{challenge}-distance.png"
-    relabel(runs).plot("distance", drawn)
-    parts = [f"![Distance from the initialisation by learning rate, and relative to plain SGD](images/{drawn.name})"]
+    path = HERE / "images" / f"{challenge}-distance.png"
+    relabel(runs).plot("distance", path)
+    parts = [f"![Distance from the initialisation by learning rate, and relative to plain SGD](images/{path.name})"]
     buffers = runs.where(lambda run: run.config["algorithm"]["name"] in ICARL_ALGORITHMS)
     if {run.config["algorithm"]["name"] for run in buffers} == set(ICARL_ALGORITHMS):
-        drawn = HERE / "images" / f"{challenge}-icarl-buffer.png"
-        relabel(buffers).plot("forgetting-by-seed", drawn)
-        parts.append(f"![Forgetting of iCaRL with herding and with random exemplars, by seed](images/{drawn.name})")
+        path = HERE / "images" / f"{challenge}-icarl-buffer.png"
+        relabel(buffers).plot("forgetting-by-seed", path)
+        parts.append(f"![Forgetting of iCaRL with herding and with random exemplars, by seed](images/{path.name})")
     return parts
 
 
-def exemplars(made: Comparison) -> list[str]:
+def exemplars(comparison: Comparison) -> list[str]:
     """What the figure of iCaRL's buffers shows, beside what the paper says of it."""
-    tests = {row.algorithm: row.trend for row in made.trends if row.algorithm in ICARL_ALGORITHMS}
+    tests = {row.algorithm: row.trend for row in comparison.trends if row.algorithm in ICARL_ALGORITHMS}
     if set(tests) != set(ICARL_ALGORITHMS):
         return []
     herding, random = (tests[name] for name in ICARL_ALGORITHMS)
     changes = [MeanInterval(-x.difference, -x.upper, -x.lower) for x in (herding, random)]
     seeds = join(f"{trend.seeds} for `{name}`" for name, trend in tests.items())
-    rows = {row.algorithm: row.values["forgetting"] for row in table_rows(made)}
-    apart, _ = interaction_by_seed(*([rows[name]] for name in ICARL_ALGORITHMS))
+    rows = {row.algorithm: row.values["forgetting"] for row in table_rows(comparison)}
+    difference, _ = interaction_by_seed(*([rows[name]] for name in ICARL_ALGORITHMS))
     return [
         "The paper says that iCaRL with herding forgets more at high learning rates than at low ones, and with random "
         "exemplars about as much at both. From the two lowest rates to the two highest, forgetting changes by "
         f"{changes[0]} points with herding ({herding.verdict}) and by {changes[1]} with random exemplars "
-        f"({random.verdict}). Herding minus random is {apart}: {apart.phrase('more', 'less', 'not settled')}. Seeds: "
-        f"{seeds}."
+        f"({random.verdict}). Herding minus random is {difference}: "
+        f"{difference.phrase('more', 'less', 'not settled')}. Seeds: {seeds}."
     ]
 
 
-def power(made: Comparison) -> list[str]:
+def power(comparison: Comparison) -> list[str]:
     """Say how many seeds would tell the published difference of local and global algorithms from 0."""
-    rows = [row for row in table_rows(made) if row.published]
+    rows = [row for row in table_rows(comparison) if row.published]
     sides = [[row for row in rows if row.locality == kind] for kind in ("local", "global")]
     if not all(sides):
         return []
-    found, seeds = interaction_by_seed(*([row.values["forgetting"] for row in side] for side in sides))
+    interval, seeds = interaction_by_seed(*([row.values["forgetting"] for row in side] for side in sides))
     if seeds < 2:
         return []
-    deviation = (found.high - found.mean) * math.sqrt(seeds) / stats.t.ppf(0.975, seeds - 1)
+    deviation = (interval.high - interval.mean) * math.sqrt(seeds) / stats.t.ppf(0.975, seeds - 1)
     published = [mean(-low_minus_high(row.published["forgetting"]) for row in side) for side in sides]
     difference = published[0] - published[1]
     half = {n: stats.t.ppf(0.975, n - 1) * deviation / math.sqrt(n) for n in range(2, MAX_SEEDS + 1)}
-    enough = next((f"{n}" for n, x in half.items() if x < abs(difference)), f"more than {MAX_SEEDS}")
+    seed_count = next((f"{n}" for n, x in half.items() if x < abs(difference)), f"more than {MAX_SEEDS}")
     return [
-        f"The difference of local and global algorithms in high − low forgetting is {found} by {seeds} seeds, and "
+        f"The difference of local and global algorithms in high − low forgetting is {interval} by {seeds} seeds, and "
         f"deviates by {deviation:.1f} points between them. To tell the published one, {signed(difference)}, from 0 "
-        f"would take {enough} seeds."
+        f"would take {seed_count} seeds."
     ]
 
 
 def single_images(runs: Runs) -> list[str]:
     """Say what else than locality is different in EWC and OGD: BatchNorm's statistics."""
-    changed = sorted({chosen(r)[0] for r in runs if chosen(r)[1].get("statistics") == "published"})
+    names = sorted({algorithm_of(r)[0] for r in runs if algorithm_of(r)[1].get("statistics") == "published"})
     high = sorted({run.lr for run in runs})[-END_LRS:]
-    learnt = {
-        name: mean(100 * summary(r)["learning_accuracy"] for r in runs if chosen(r)[0] == name and r.lr in high)
-        for name in ("sgd", *changed)
-        if any(chosen(r)[0] == name and r.lr in high for r in runs)
+    accuracies = {
+        name: mean(100 * summary(r)["learning_accuracy"] for r in runs if algorithm_of(r)[0] == name and r.lr in high)
+        for name in ("sgd", *names)
+        if any(algorithm_of(r)[0] == name and r.lr in high for r in runs)
     }
-    if not changed or "sgd" not in learnt:
+    if not names or "sgd" not in accuracies:
         return []
-    told = join(f"{value:.1f} % (`{name}`)" for name, value in learnt.items())
+    listing = join(f"{value:.1f} % (`{name}`)" for name, value in accuracies.items())
     return [
-        f"{code(changed)} do at the end of a task what the paper's code does: they pass single images through the "
+        f"{code(names)} do at the end of a task what the paper's code does: they pass single images through the "
         "network in training mode, and BatchNorm's running statistics, with which the task is then tested, move to "
         "those of single images. No other algorithm here does so. The accuracy right after learning, at the two "
-        f"highest learning rates, is {told}: these rows differ from the others in more than locality."
+        f"highest learning rates, is {listing}: these rows differ from the others in more than locality."
     ]
 
 
@@ -181,60 +183,74 @@ def precision() -> str:
     if not file.exists():
         return ""
     runs = results.read(file)
-    found = {(run.config["precision"], run.lr, run.seed): summary(run) for run in runs}
-    rates, seeds = (sorted({key[i] for key in found}) for i in (1, 2))
+    summaries = {(run.config["precision"], run.lr, run.seed): summary(run) for run in runs}
+    rates, seeds = (sorted({key[i] for key in summaries}) for i in (1, 2))
     lines = [
         "| precision | learning rate | right after learning | in the end | forgetting |",
         "| --- |" + " ---: |" * 4,
     ]
-    names = [name for name in get_args(Precision) if any(key[0] == name for key in found)]
+    names = [name for name in get_args(Precision) if any(key[0] == name for key in summaries)]
     for name, lr in product(names, rates):
-        own = [found[name, lr, seed] for seed in seeds if (name, lr, seed) in found]
-        if not own:
+        cell = [summaries[name, lr, seed] for seed in seeds if (name, lr, seed) in summaries]
+        if not cell:
             continue
-        cells = (f"{100 * mean(one[what] for one in own):.1f}" for what in ("learning_accuracy", "acc", "forgetting"))
+        cells = (
+            f"{100 * mean(values[statistic] for values in cell):.1f}"
+            for statistic in ("learning_accuracy", "acc", "forgetting")
+        )
         lines.append(f"| `{name}` | {lr:g} | {' | '.join(cells)} |")
     seconds = {n: mean(run.info["cost"]["seconds"] for run in runs if run.config["precision"] == n) for n in names}
-    told = " ".join([costs(found, name) + pace(seconds, name) for name in names if name != EXACT] + [reason(seconds)])
-    given = {"rates": " ".join(f"{lr:g}" for lr in rates), "seeds": " ".join(map(str, seeds))}
-    return PRECISION.format(**given, cost=cost(runs), table="\n".join(lines), verdict=f"{MEANS} {told}")
+    text = " ".join(
+        [costs(summaries, name) + pace(seconds, name) for name in names if name != EXACT] + [reason(seconds)]
+    )
+    settings = {"rates": " ".join(f"{lr:g}" for lr in rates), "seeds": " ".join(map(str, seeds))}
+    return PRECISION.format(**settings, cost=cost(runs), table="\n".join(lines), verdict=f"{MEANS} {text}")
 
 
-def costs(found: Mapping[tuple[str, float, int], Mapping[str, float]], name: str) -> str:
+def costs(summaries: Mapping[tuple[str, float, int], Mapping[str, float]], name: str) -> str:
     """How far from exact products a precision's accuracies are, by seeds, and what that excludes."""
-    parts, apart = [], []
-    for what, words in (("learning_accuracy", "right after learning"), ("acc", "in the end")):
-        values = differences(found, name, what)
+    parts, significant = [], []
+    for statistic, words in (("learning_accuracy", "right after learning"), ("acc", "in the end")):
+        values = differences(summaries, name, statistic)
         low, high = confidence_interval(values)
         parts.append(f"{signed(mean(values))} points {words} (95 % interval {signed(low)} to {signed(high)})")
-        apart += [words] if low > 0 or high < 0 else []
-    shown = f"shown to differ {join(apart)}" if apart else "not shown to differ"
-    return f"`{name}` minus `{EXACT}`: {' and '.join(parts)}, {shown}."
+        significant += [words] if low > 0 or high < 0 else []
+    conclusion = f"shown to differ {join(significant)}" if significant else "not shown to differ"
+    return f"`{name}` minus `{EXACT}`: {' and '.join(parts)}, {conclusion}."
 
 
 def pace(seconds: Mapping[str, float], name: str) -> str:
     """How long a run took, and how many times as fast that is as exact products; "" without runs of those."""
     if EXACT not in seconds:
         return ""
-    own, exact = seconds[name], seconds[EXACT]
-    return f" A run took {own:.1f} s against {exact:.1f} s: {exact / own:.1f} times as fast."
+    time, exact_time = seconds[name], seconds[EXACT]
+    return f" A run took {time:.1f} s against {exact_time:.1f} s: {exact_time / time:.1f} times as fast."
 
 
 def reason(seconds: Mapping[str, float]) -> str:
     """Which precision the split challenges are trained with, and whether it is the fastest here."""
-    used = COLUMNS["split-cifar10"].precision
-    fastest = "the fastest here" if used == min(seconds, key=lambda name: seconds[name]) else "not the fastest here"
+    split_precision = COLUMNS["split-cifar10"].precision
+    fastest = (
+        "the fastest here"
+        if split_precision == min(seconds, key=lambda name: seconds[name])
+        else "not the fastest here"
+    )
     return (
-        f"The split challenges are trained with `{used}`, {fastest}; their agreement with published numbers is no "
-        "argument for it."
+        f"The split challenges are trained with `{split_precision}`, {fastest}; their agreement with published numbers "
+        "is no argument for it."
     )
 
 
-def differences(found: Mapping[tuple[str, float, int], Mapping[str, float]], name: str, what: str) -> list[float]:
+def differences(
+    summaries: Mapping[tuple[str, float, int], Mapping[str, float]], name: str, statistic: str
+) -> list[float]:
     """For every seed the mean over the learning rates, in points."""
-    own = [key for key in found if key[0] == name and (EXACT, *key[1:]) in found]
-    by_seed = {seed: [key for key in own if key[2] == seed] for _, _, seed in own}
-    return [100 * mean(found[key][what] - found[EXACT, *key[1:]][what] for key in keys) for keys in by_seed.values()]
+    precision_keys = [key for key in summaries if key[0] == name and (EXACT, *key[1:]) in summaries]
+    by_seed = {seed: [key for key in precision_keys if key[2] == seed] for _, _, seed in precision_keys}
+    return [
+        100 * mean(summaries[key][statistic] - summaries[EXACT, *key[1:]][statistic] for key in keys)
+        for keys in by_seed.values()
+    ]
 
 
 def projection(runs: Runs, column: Column) -> str:
@@ -244,59 +260,65 @@ def projection(runs: Runs, column: Column) -> str:
         "| --- | ---: | ---: | ---: | ---: |",
     ]
     batches = min(run.info["steps"] / (run.tasks * run.config["epochs"]) for run in runs)  # of an epoch, not replayed
-    larger = column.steps / (column.tasks * column.epochs) / batches
-    there = len(column.lrs) * len(column.seeds) / 3600
+    size_ratio = column.steps / (column.tasks * column.epochs) / batches
+    run_hours = len(column.lrs) * len(column.seeds) / 3600
     hours, absent = 0.0, []
     for row in column.all_rows:
-        own = [run for run in runs if column.find_row(*chosen(run)) == row]
-        if not own and row in column.rows:
+        row_runs = [run for run in runs if column.find_row(*algorithm_of(run)) == row]
+        if not row_runs and row in column.rows:
             absent.append(f"`{row.algorithm}`")
-        if not own:
+        if not row_runs:
             continue
-        pace = median(run.info["cost"]["step_seconds"] for run in own)
-        steps = column.steps + mean(_replayed(run, batches) for run in own) * column.epochs * (column.tasks - 1)
-        beside = mean((run.info["cost"]["seconds"] - pace * run.info["steps"]) / run.tasks for run in own)
-        both = pace * steps * there, larger * beside * column.tasks * there
-        lines.append(f"| `{row.algorithm}` | {1000 * pace:.2f} | {both[0]:.1f} | {beside:.1f} | {both[1]:.1f} |")
-        hours += sum(both)
+        pace = median(run.info["cost"]["step_seconds"] for run in row_runs)
+        steps = column.steps + mean(_replay_steps(run, batches) for run in row_runs) * column.epochs * (
+            column.tasks - 1
+        )
+        overhead = mean((run.info["cost"]["seconds"] - pace * run.info["steps"]) / run.tasks for run in row_runs)
+        row_hours = pace * steps * run_hours, size_ratio * overhead * column.tasks * run_hours
+        lines.append(
+            f"| `{row.algorithm}` | {1000 * pace:.2f} | {row_hours[0]:.1f} | {overhead:.1f} | {row_hours[1]:.1f} |"
+        )
+        hours += sum(row_hours)
     sizes = sorted({run.info["cost"]["cohort_runs"] for run in runs})
-    told = (
+    text = (
         f"A step's time is that of the median epoch of {' to '.join(map(str, sizes[:: max(1, len(sizes) - 1)]))} runs "
         "trained together, which share it. Beside its steps a run spends time on start-up, consolidation and "
-        f"measuring; where tasks have {larger:.1f} times as many examples it is taken to be as many times as long, "
-        f"which is too much for start-up.{unfilled(runs)} {len(lines) - 2} rows of {len(column.lrs)} learning rates "
-        f"and {len(column.seeds)} seeds, {column.steps:,} steps a run without exemplars, would take {hours:.1f} hours"
+        f"measuring; where tasks have {size_ratio:.1f} times as many examples it is taken to be as many times as long, "
+        f"which is too much for start-up.{unfilled_memories(runs)} {len(lines) - 2} rows of {len(column.lrs)} learning "
+        f"rates and {len(column.seeds)} seeds, {column.steps:,} steps a run without exemplars, would take "
+        f"{hours:.1f} hours"
     )
-    told += f", without {', '.join(absent)}, of which there are no runs." if absent else "."
-    return "\n".join([*lines, "", told])
+    text += f", without {', '.join(absent)}, of which there are no runs." if absent else "."
+    return "\n".join([*lines, "", text])
 
 
-def others(runs: Runs, challenge: str) -> list[str]:
+def other_algorithms(runs: Runs, challenge: str) -> list[str]:
     """Every algorithm that the table has no row of, one short run each."""
     file = RESULTS / f"{challenge}-others.parquet"
     if not file.exists():
         return []
-    more = results.read(file)
-    ((lr, seed),) = {(run.lr, run.seed) for run in more}
+    other_runs = results.read(file)
+    ((lr, seed),) = {(run.lr, run.seed) for run in other_runs}
     lines = ["| algorithm | ACC | FGT | class-incremental ACC | ms a step | s in all |", "| --- |" + " ---: |" * 5]
-    for run in sorted(more, key=lambda run: list(ALGORITHMS).index(chosen(run)[0])):
-        found, took = summary(run), run.info["cost"]
-        values = (found["acc"], found["forgetting"], summary(run, "class")["acc"])
+    for run in sorted(other_runs, key=lambda run: list(ALGORITHMS).index(algorithm_of(run)[0])):
+        metrics, run_cost = summary(run), run.info["cost"]
+        values = (metrics["acc"], metrics["forgetting"], summary(run, "class")["acc"])
         accuracies = " | ".join("diverged" if run.diverged else f"{100 * value:.2f}" for value in values)
         lines.append(
-            f"| `{run.info['label']}` | {accuracies} | {1000 * took['step_seconds']:.2f} | {took['seconds']:.0f} |"
+            f"| `{run.info['label']}` | {accuracies} | {1000 * run_cost['step_seconds']:.2f} | "
+            f"{run_cost['seconds']:.0f} |"
         )
-    here = {chosen(run)[0] for run in (*runs, *more)}
-    absent = [f"`{name}`" for name in ALGORITHMS if name not in here]
-    told = f" Not run yet: {', '.join(absent)}." if absent else ""
-    about = f"The other algorithms, each once, at learning rate {lr:g} and with seed {seed}: "
-    given = " `hat`, `packnet` and `pnn` are given the task of an image, in class-incremental accuracy as well."
-    return [f"{about}{cost(more)}{told}{given}", "\n".join(lines)]
+    algorithms = {algorithm_of(run)[0] for run in (*runs, *other_runs)}
+    absent = [f"`{name}`" for name in ALGORITHMS if name not in algorithms]
+    missing_text = f" Not run yet: {', '.join(absent)}." if absent else ""
+    introduction = f"The other algorithms, each once, at learning rate {lr:g} and with seed {seed}: "
+    note = " `hat`, `packnet` and `pnn` are given the task of an image, in class-incremental accuracy as well."
+    return [f"{introduction}{cost(other_runs)}{missing_text}{note}", "\n".join(lines)]
 
 
-def unfilled(runs: Runs) -> str:
+def unfilled_memories(runs: Runs) -> str:
     """Whose memories slow steps down by what is in them: of the first of two tasks nothing was."""
-    names = [f"`{name}`" for name in dict.fromkeys(chosen(run)[0] for run in runs) if name in FILLING]
+    names = [f"`{name}`" for name in dict.fromkeys(algorithm_of(run)[0] for run in runs) if name in FILLING]
     if not names:
         return ""
     return (
@@ -305,45 +327,46 @@ def unfilled(runs: Runs) -> str:
     )
 
 
-def _replayed(run: Run, batches: float) -> float:
+def _replay_steps(run: Run, batches: float) -> float:
     """By how many steps exemplars among the data lengthen an epoch of every task but the first."""
     epochs = run.config["epochs"]
     return (run.info["steps"] - batches * run.tasks * epochs) / (epochs * (run.tasks - 1))
 
 
-def by_more_seeds(runs: Runs, made: Comparison) -> list[str]:
+def first_seed_outliers(runs: Runs, comparison: Comparison) -> list[str]:
     """What became of the numbers that the seed which all cells have put further than 2 standard errors from ours."""
-    common = set.intersection(*({run.seed for run in row.finished} for row in made.rows))
+    common = set.intersection(*({run.seed for run in row.finished} for row in comparison.rows))
     first = next((seed for seed in SEEDS if seed in common), None)
-    if first is None or max(row.seeds for row in made.rows) == 1:
+    if first is None or max(row.seeds for row in comparison.rows) == 1:
         return []
-    every, parts = compared(made), []
-    for where, alone in compared(compare(run for run in runs if run.seed == first)).items():
-        now = every[where]
-        if not alone.differs or now.ours is None or now.published is None or now.ours.seeds == 1:
+    all_cells, parts = cells_by_name(comparison), []
+    for cell_name, first_cell in cells_by_name(compare(run for run in runs if run.seed == first)).items():
+        cell = all_cells[cell_name]
+        if not first_cell.differs or cell.ours is None or cell.published is None or cell.ours.seeds == 1:
             continue
-        assert alone.z is not None and alone.ours is not None and now.z is not None
-        apart = abs(alone.ours.mean - now.ours.mean) / now.ours.std
+        assert first_cell.z is not None and first_cell.ours is not None and cell.z is not None
+        distance = abs(first_cell.ours.mean - cell.ours.mean) / cell.ours.std
         parts.append(
-            f"- {where[0].upper()}{where[1:]}: z = {signed(alone.z)} by seed {first}, {signed(now.z)} by "
-            f"{now.ours.seeds} seeds. Ours deviate by {now.ours.std:.1f} points, the published ones by "
-            f"{now.published.std:.1f}, of which one seed's standard error was made; seed {first} is {apart:.1f} "
+            f"- {cell_name[0].upper()}{cell_name[1:]}: z = {signed(first_cell.z)} by seed {first}, {signed(cell.z)} by "
+            f"{cell.ours.seeds} seeds. Ours deviate by {cell.ours.std:.1f} points, the published ones by "
+            f"{cell.published.std:.1f}, of which one seed's standard error was made; seed {first} is {distance:.1f} "
             "deviations from our mean."
         )
-    alone, every = (row_differences(x) for x in (compare(run for run in runs if run.seed == first), made))
-    for name, (found, _) in alone.items():
-        seeds = min(row.acc.ours.seeds for row in made.rows if row.algorithm == name and row.acc.ours)
-        if abs(found.z) > MAX_Z and seeds > 1:
-            now, (row,) = every[name][0], [row for row in table_rows(made) if row.algorithm == name]
+    first_rows, all_rows = (row_differences(x) for x in (compare(run for run in runs if run.seed == first), comparison))
+    for name, (first_acc, _) in first_rows.items():
+        seeds = min(row.acc.ours.seeds for row in comparison.rows if row.algorithm == name and row.acc.ours)
+        if abs(first_acc.z) > MAX_Z and seeds > 1:
+            acc, (row,) = all_rows[name][0], [row for row in table_rows(comparison) if row.algorithm == name]
             target = mean(row.published["acc"].values())
             by_seed = {seed: x - target for seed, x in row_means(row, "acc").items()}
-            same = sum(x * found.mean > 0 for x in by_seed.values())
+            same_sign = sum(x * first_acc.mean > 0 for x in by_seed.values())
             parts.append(
-                f"- The accuracy of `{name}`, averaged over learning rates: {signed(found.mean)} points (z "
-                f"{signed(found.z, 1)}) by seed {first}, {signed(now.mean)} ± {now.error:.2f} (z {signed(now.z, 1)}) "
-                f"by {seeds} seeds. By seed: {join(f'{signed(x)} ({seed})' for seed, x in by_seed.items())}. "
-                f"{same} of {len(by_seed)} seeds are {'above' if found.mean > 0 else 'below'} the published mean, and "
-                f"the spread over seeds is {'too large to tell' if abs(now.z) < MAX_Z else 'smaller'}."
+                f"- The accuracy of `{name}`, averaged over learning rates: {signed(first_acc.mean)} points (z "
+                f"{signed(first_acc.z, 1)}) by seed {first}, {signed(acc.mean)} ± {acc.error:.2f} (z "
+                f"{signed(acc.z, 1)}) by {seeds} seeds. By seed: "
+                f"{join(f'{signed(x)} ({seed})' for seed, x in by_seed.items())}. "
+                f"{same_sign} of {len(by_seed)} seeds are {'above' if first_acc.mean > 0 else 'below'} the published "
+                f"mean, and the spread over seeds is {'too large to tell' if abs(acc.z) < MAX_Z else 'smaller'}."
             )
     if not parts:
         return []
@@ -360,6 +383,10 @@ def other_draws(runs: Runs) -> str:
     seeds: dict[str, set[int]] = {}
     for run in runs:
         if run.config.get("protocol") != usual:
-            seeds.setdefault(chosen(run)[0], set()).add(run.seed)
-    told = join(f"seeds {join(map(str, sorted(own)))} of `{name}`" for name, own in seeds.items()) if seeds else ""
-    return f" Trained later, with other random numbers of the same distributions: {told}." if told else ""
+            seeds.setdefault(algorithm_of(run)[0], set()).add(run.seed)
+    listing = (
+        join(f"seeds {join(map(str, sorted(seed_values)))} of `{name}`" for name, seed_values in seeds.items())
+        if seeds
+        else ""
+    )
+    return f" Trained later, with other random numbers of the same distributions: {listing}." if listing else ""

@@ -44,20 +44,26 @@ RETURN_RADIUS = 1e3
 
 def approximation_error(rows: pl.DataFrame, table: Sequence[Row]) -> str:
     *_, high = distinct(rows, "lr")
-    lost = [f"`{row['approximation']}`" for row in table if not np.isfinite(row[f"error at {high:g}"])]
-    diverged = f" {join(lost)} {'diverges' if len(lost) == 1 else 'diverge'} at the high rate." if lost else ""
+    diverged_names = [f"`{row['approximation']}`" for row in table if not np.isfinite(row[f"error at {high:g}"])]
+    divergence = (
+        f" {join(diverged_names)} {'diverges' if len(diverged_names) == 1 else 'diverge'} at the high rate."
+        if diverged_names
+        else ""
+    )
     by_seeds: dict[int, list[str]] = {}
     for name in sorted(names(rows.filter(approximation="own"))):
         constants = rows.filter(algorithm=name, approximation=CONSTANT)
         by_seeds.setdefault(constants["seed"].n_unique(), []).append(f"`{name}`")
-    told = join(f"{seeds or 'no'} seeds of {join(few)}" for seeds, few in sorted(by_seeds.items(), reverse=True))
+    seed_counts = join(
+        f"{seeds or 'no'} seeds of {join(algorithms)}" for seeds, algorithms in sorted(by_seeds.items(), reverse=True)
+    )
     return rf"""
 The paper says that local approximations are good only near the old solutions, and so at low learning rates. Quadratic
-penalties have weight 1 here, unlike in Table 1.{diverged}
+penalties have weight 1 here, unlike in Table 1.{divergence}
 
 Errors in the table are medians over seeds; *error / old loss* compares them with an approximation by 0. *skill*
 compares them with the constant L_o(θ_o), which is order 0: 1 − Σ error / Σ error of the constant, summed over the tasks
-of the same run, as a mean with its 95 % t-interval over {told}.
+of the same run, as a mean with its 95 % t-interval over {seed_counts}.
 Runs with the constant were trained on a CPU, the others on a GPU.
 
 Skills do not rank algorithms: the constant of an algorithm that forgets less has a smaller error, which is harder to
@@ -86,7 +92,7 @@ def own_regions(rows: pl.DataFrame) -> str:
     own = rows.filter(approximation="own").sort("locality", "algorithm")
     low, *_, high = distinct(own, "lr")
     lines: list[dict[str, str]] = []
-    inside: dict[tuple[float, str], list[bool]] = {}
+    hits: dict[tuple[float, str], list[bool]] = {}
     for (algorithm, locality), part in own.group_by("algorithm", "locality", maintain_order=True):
         line = {"algorithm": f"`{algorithm}`", "locality": str(locality)}
         for lr in (low, high):
@@ -94,14 +100,14 @@ def own_regions(rows: pl.DataFrame) -> str:
             ends = [run.filter(ray=False).sort("learnt") for run in runs]
             distances = [float(end["distance"][0]) for end in ends]
             radii = [ray_radius(run.filter(ray=True), SHOWN_EPSILON) for run in runs]
-            outside = [end.filter(~(pl.col("error") <= SHOWN_EPSILON))["learnt"] for end in ends]
-            tasks = median([float(learnt[0]) if len(learnt) else np.inf for learnt in outside])
-            inside.setdefault((lr, str(locality)), []).extend(map(float.__ge__, radii, distances))
+            outside_tasks = [end.filter(~(pl.col("error") <= SHOWN_EPSILON))["learnt"] for end in ends]
+            tasks = median([float(learnt[0]) if len(learnt) else np.inf for learnt in outside_tasks])
+            hits.setdefault((lr, str(locality)), []).extend(map(float.__ge__, radii, distances))
             line |= {f"radius at {lr:g}": _radius(median(radii))}
             line |= {f"‖θ_2 − θ_1‖ at {lr:g}": format_cell(median(distances)), f"tasks at {lr:g}": format_cell(tasks)}
         lines.append(line)
     counts = join(
-        f"in {join(f'{sum(inside[lr, kind])} of {len(inside[lr, kind])} {kind}' for kind in KINDS)} runs at {lr:g}"
+        f"in {join(f'{sum(hits[lr, kind])} of {len(hits[lr, kind])} {kind}' for kind in KINDS)} runs at {lr:g}"
         for lr in (low, high)
     )
     return rf"""
@@ -126,15 +132,15 @@ def ray_radius(ray: pl.DataFrame, epsilon: float) -> float:
     if np.isnan(error).all():
         return np.nan
     error = np.nan_to_num(error, nan=0.0, posinf=np.inf)
-    outside = np.flatnonzero(error > epsilon)
-    if not len(outside):
+    crossings = np.flatnonzero(error > epsilon)
+    if not len(crossings):
         return np.inf
-    after = outside[0]
-    if after == 0:
+    crossing = crossings[0]
+    if crossing == 0:
         return 0.0
-    near, far = error[after - 1], error[after]
-    share = np.log(epsilon / near) / np.log(far / near) if near > 0 and np.isfinite(far) else 0.0
-    return float(distance[after - 1] * (distance[after] / distance[after - 1]) ** share)
+    inner, outer = error[crossing - 1], error[crossing]
+    share = np.log(epsilon / inner) / np.log(outer / inner) if inner > 0 and np.isfinite(outer) else 0.0
+    return float(distance[crossing - 1] * (distance[crossing] / distance[crossing - 1]) ** share)
 
 
 def _radius(value: float) -> str:
@@ -151,19 +157,19 @@ quadratic losses, for which the prediction must be exact."""
 
 
 def locality(rows: pl.DataFrame, table: Sequence[Row]) -> str:
-    differ = list(dict.fromkeys(f"`{row['algorithm']}`" for row in table if row["declared"] < row["found"]))
+    exceptions = list(dict.fromkeys(f"`{row['algorithm']}`" for row in table if row["declared"] < row["found"]))
     (random,) = (row["explained"] for row in table if row["algorithm"] == "icarl-random")
-    silent = [row for row in table if row["found"] == "local" and not row["information"]]
-    where = join(f"`{row['algorithm']}` on {row['challenge']}" for row in silent) if silent else "nowhere"
+    silent_rows = [row for row in table if row["found"] == "local" and not row["information"]]
+    places = join(f"`{row['algorithm']}` on {row['challenge']}" for row in silent_rows) if silent_rows else "nowhere"
     return rf"""
 Definition 3.1 calls an approximation local if it depends on the solution θ_o. *explained* is the share of the
 variance of $\hat L_o$ that θ_o explains, *information* an estimate in nats, *p_value* that of a permutation test, which
-decides. Called global by the paper and found local: {join(differ or ["none"])}. For `si` the paper argues that its
+decides. Called global by the paper and found local: {join(exceptions or ["none"])}. For `si` the paper argues that its
 centre θ_{{t−1}} moves with every task, but after one task that is θ_o. For `pnn`, `packnet` and `hat` it argues that
 the derivative is taken at the current θ, but what they keep of a finished task is as it was at θ_o, and their
 $\hat L_o$ is a constant, like L_o(θ_o), the paper's own example of a local approximation. The paper calls iCaRL local
 because of herding; with random exemplars θ_o can still act through the targets that its network generates, and explains
-{100 * random:.0f} %. Where information is 0 and the verdict local ({where}), θ_o may act together with the memory's
+{100 * random:.0f} %. Where information is 0 and the verdict local ({places}), θ_o may act together with the memory's
 draws, which the estimate does not know."""
 
 
@@ -182,18 +188,21 @@ Between solutions: {solutions}.{_missing_seeds(rows)}"""
 
 def perturbation_mnist(rows: pl.DataFrame, table: Sequence[Row]) -> str:
     other = "perturbation-cifar10"
-    there = get_study(other).summarize(read_table(RESULTS / f"{other}.parquet")).table
-    highest = {kind: _highest(there, kind) for kind in dict.fromkeys(row["BatchNorm statistics"] for row in there)}
-    compared = join(f"{value:.3g} ({kind} statistics)" for kind, value in highest.items())
+    cifar10_table = get_study(other).summarize(read_table(RESULTS / f"{other}.parquet")).table
+    highest = {
+        kind: _highest(cifar10_table, kind)
+        for kind in dict.fromkeys(row["BatchNorm statistics"] for row in cifar10_table)
+    }
+    cifar10_scores = join(f"{value:.3g} ({kind} statistics)" for kind, value in highest.items())
     return rf"""
 The paper: the score does not converge to 1 as the radius grows, and is much lower than on Split CIFAR-10. The highest
-median score here is {_highest(table, "none"):.3g}, against {compared} on Split CIFAR-10. Between solutions:
+median score here is {_highest(table, "none"):.3g}, against {cifar10_scores} on Split CIFAR-10. Between solutions:
 {_solution_spread(rows)}."""
 
 
 def hessian_rank(rows: pl.DataFrame, table: Sequence[Row]) -> str:
     in_roots = {row["definition"]: row["after 1 task, in √P"] for row in table}
-    near = sum(0.1 <= value <= 10 for value in in_roots.values())
+    count = sum(0.1 <= value <= 10 for value in in_roots.values())
     parameters = rows["parameters"][0]
     return rf"""
 The paper: the rank of the average Hessian is small compared with P and grows sub-linearly with the tasks. What it
@@ -202,29 +211,28 @@ calls effective rank is the number of eigenvalues above a threshold; here *effec
 
 The paper also says (§4.1), by a theorem on deep linear networks, that the rank of one task's Hessian is of the order of
 √P, which is {parameters**0.5:.0f} for the {parameters:,} parameters here. After one task, the rank is
-{min(in_roots.values()):.2g} to {max(in_roots.values()):.2g} √P by the {len(in_roots)} definitions, of which {near} are
+{min(in_roots.values()):.2g} to {max(in_roots.values()):.2g} √P by the {len(in_roots)} definitions, of which {count} are
 within a factor of 10 of √P, and {in_roots["numerical rank"]:.2g} √P by the numerical rank. One network cannot show how
 the rank grows with P."""
 
 
 def flatness(rows: pl.DataFrame, table: Sequence[Row]) -> str:
-    *regimes, everything = table
-    within = {name: np.mean([row[f"ρ with {name}"] for row in regimes]) for name in PREDICTORS}
+    *regimes, total = table
+    means = {name: np.mean([row[f"ρ with {name}"] for row in regimes]) for name in PREDICTORS}
     parts = join(
-        f"{signed(within[name])} ({signed(everything[f'ρ with {name}'])} over all solutions) with {name}"
-        for name in within
+        f"{signed(means[name])} ({signed(total[f'ρ with {name}'])} over all solutions) with {name}" for name in means
     )
     sizes = distinct(rows, "batch_size")
     pairs = {size: paired(rows.filter(batch_size=size)) for size in sizes}
     counts = "; ".join(
-        f"with batches of {size:g} it is flatter in {(own['top'] > own['top_stable']).sum()} and forgets less in "
-        f"{(own['at_end'] > own['at_end_stable']).sum()} of {len(own)} pairs"
-        for size, own in pairs.items()
+        f"with batches of {size:g} it is flatter in {(part['top'] > part['top_stable']).sum()} and forgets less in "
+        f"{(part['at_end'] > part['at_end_stable']).sum()} of {len(part)} pairs"
+        for size, part in pairs.items()
     )
     return rf"""
 The paper: near a solution the quadratic approximation makes flat minima forget less, as long as learning is local. ρ
 is Spearman's rank correlation with forgetting after the last task. Its mean over regimes, batch sizes and learning
-rates is {parts}. That with λ_max is {signed(within["λ_max"])} ± {_jackknife(rows):.2f} (standard error, leaving out
+rates is {parts}. That with λ_max is {signed(means["λ_max"])} ± {_jackknife(rows):.2f} (standard error, leaving out
 one seed at a time). The authors of stable SGD use batches of 16 for it and of 64 for plain SGD with five tasks. Here
 both regimes are compared at equal batch sizes of {join(f"{size:g}" for size in sizes)}, so at equal numbers
 of steps. Stable SGD against plain SGD: {counts}."""
@@ -240,36 +248,39 @@ def _jackknife(rows: pl.DataFrame) -> float:
 
 
 def theorem1(rows: pl.DataFrame, table: Sequence[Row]) -> str:
-    known = complete_runs(rows, "measured")
-    before = finite_median(known.filter(pl.col("t") > 2), "forgotten")
-    second = {name: known.filter(t=2, algorithm=name) for name in names(known)}
+    finished_runs = complete_runs(rows, "measured")
+    earlier_error = finite_median(finished_runs.filter(pl.col("t") > 2), "forgotten")
+    second_task = {name: finished_runs.filter(t=2, algorithm=name) for name in names(finished_runs)}
     parts = (
-        f"{rank_correlation(*(column(own, side) for side in SIDES)):.2f} for `{name}`" for name, own in second.items()
+        f"{rank_correlation(*(column(task_rows, side) for side in SIDES)):.2f} for `{name}`"
+        for name, task_rows in second_task.items()
     )
     return rf"""
 Theorem 4.1 states E(t) = ½ Δᵀ H̄ Δ ≥ 0 at minima that are close to each other, if nothing was forgotten before. The
 last premise holds after the second task, which the table is about. For later tasks, the largest |E| before them, which
-would have to be 0, is {before:.1f} in the median. Within an algorithm, over learning rates and seeds, the rank
+would have to be 0, is {earlier_error:.1f} in the median. Within an algorithm, over learning rates and seeds, the rank
 correlation of E(2) with the quadratic form is {join(parts)}."""
 
 
 def theorem2(rows: pl.DataFrame, table: Sequence[Row]) -> str:
     line = {(row["algorithm"], row["lr"]): row for row in table}
     low, *_, high = distinct(rows, "lr")
-    kept = {
+    share = {
         lr: [100 * line["ogd", lr][name] / line["sgd", lr][name] for name in ("Δᵀ G Δ", "E(t)")] for lr in (low, high)
     }
-    pooled = {lr: [100 * _pooled_ratio(rows.filter(lr=lr), name) for name in ("outer", "forgetting")] for lr in kept}
-    neglected = [line["ogd", lr]["functional part (%)"] for lr in (low, high)]
+    pooled_share = {
+        lr: [100 * _pooled_ratio(rows.filter(lr=lr), name) for name in ("outer", "forgetting")] for lr in share
+    }
+    parts = [line["ogd", lr]["functional part (%)"] for lr in (low, high)]
     return rf"""
 Theorem 5.1: updates orthogonal to the gradients of old outputs have Δᵀ G Δ = 0, and with it Δᵀ H Δ ≈ 0 and no
 forgetting, if the functional part is negligible. The constraint holds on the stored inputs; the table measures all of
-them. At the lowest learning rate OGD keeps {kept[low][0]:.0f} % of SGD's Δᵀ G Δ and {kept[low][1]:.0f} % of its
-forgetting, at the highest {kept[high][0]:.0f} % and {kept[high][1]:.0f} %. These are ratios of medians over seeds of
+them. At the lowest learning rate OGD keeps {share[low][0]:.0f} % of SGD's Δᵀ G Δ and {share[low][1]:.0f} % of its
+forgetting, at the highest {share[high][0]:.0f} % and {share[high][1]:.0f} %. These are ratios of medians over seeds of
 each run's median over its tasks, as in the table; with medians over all tasks and seeds at once, they are
-{pooled[low][0]:.0f} % and {pooled[low][1]:.0f} % at the lowest rate, {pooled[high][0]:.0f} % and
-{pooled[high][1]:.0f} % at the highest. The functional part, which the theorem neglects, is {neglected[0]:.0f} % of
-OGD's curvature at the lowest rate and {neglected[1]:.0f} % at the highest. Lower rates also learn less, so these shares
+{pooled_share[low][0]:.0f} % and {pooled_share[low][1]:.0f} % at the lowest rate, {pooled_share[high][0]:.0f} % and
+{pooled_share[high][1]:.0f} % at the highest. The functional part, which the theorem neglects, is {parts[0]:.0f} % of
+OGD's curvature at the lowest rate and {parts[1]:.0f} % at the highest. Lower rates also learn less, so these shares
 do not tell whether locality is the reason."""
 
 
@@ -337,19 +348,23 @@ NOTES: dict[str, Callable[[pl.DataFrame, Sequence[Row]], str]] = {
 def part_effects(rows: pl.DataFrame) -> str:
     """Say what each part of stable SGD does to forgetting, the most helpful first."""
     final = rows.filter(AFTER_LAST_TASK)
-    found, lost = effects(final), distinct(final.filter(~pl.col("forgetting").is_finite()), "seed")
+    averages, diverged_seeds = effects(final), distinct(final.filter(~pl.col("forgetting").is_finite()), "seed")
     by_rate = {lr: effects(final.filter(lr=lr)) for lr in distinct(final, "lr")}
     parts = []
-    for part in sorted(found, key=lambda x: found[x].mean):
-        rates = {lr: own[part] for lr, own in by_rate.items()}
+    for part in sorted(averages, key=lambda x: averages[x].mean):
+        rates = {lr: rate_effects[part] for lr, rate_effects in by_rate.items()}
         low, high = (f(rates, key=lambda lr: rates[lr].mean) for f in (min, max))
-        told = f"{part} {found[part].phrase('raises it', 'lowers it', 'has no clear effect')} ({found[part]})"
+        text = f"{part} {averages[part].phrase('raises it', 'lowers it', 'has no clear effect')} ({averages[part]})"
         if rates[low].mean < 0 < rates[high].mean:
             ends = " and ".join(f"by {rates[lr]} at {lr:g}" for lr in (low, high))
-            told = f"{part} changes it {ends}, on average by {found[part]}"
-        parts.append(told)
-    without = f", leaving out seeds with a diverged run ({join(f'{seed:g}' for seed in lost)})" if lost else ""
-    return f"{'; '.join(parts)}{without}."
+            text = f"{part} changes it {ends}, on average by {averages[part]}"
+        parts.append(text)
+    exclusion = (
+        f", leaving out seeds with a diverged run ({join(f'{seed:g}' for seed in diverged_seeds)})"
+        if diverged_seeds
+        else ""
+    )
+    return f"{'; '.join(parts)}{exclusion}."
 
 
 def _learning(rows: pl.DataFrame) -> str:
@@ -365,14 +380,14 @@ def _decay_or_lower_rate(rows: pl.DataFrame) -> str:
     low, high = distinct(final, "lr")[:2]
     sides = [final.filter(algorithm=a, lr=lr).sort("seed") for a, lr in (("decay alone", high), ("plastic", low))]
     decay, plain = sides
-    learnt, lost, acc = (
+    learning, forgetting, acc = (
         MeanInterval.of(column(decay, name) - column(plain, name))
         for name in ("learning_accuracy", "forgetting", "acc")
     )
     return (
         f"With batches of {final['batch_size'][0]}, a rate that decays from {high:g} differs from a constant one of "
-        f"{low:g} by {learnt} in the accuracy right after learning, by {lost} in forgetting and by {acc} in the final "
-        "accuracy; this pair was chosen after seeing the results."
+        f"{low:g} by {learning} in the accuracy right after learning, by {forgetting} in forgetting and by {acc} in "
+        "the final accuracy; this pair was chosen after seeing the results."
     )
 
 
@@ -384,8 +399,8 @@ def _pooled_ratio(rows: pl.DataFrame, name: str) -> float:
 
 def _power(x: np.ndarray, y: np.ndarray) -> float:
     """Fit p of y ∝ xᵖ to the points that are finite."""
-    known = np.isfinite(y)
-    return float(np.polyfit(np.log(x[known]), np.log(y[known]), 1)[0])
+    finite = np.isfinite(y)
+    return float(np.polyfit(np.log(x[finite]), np.log(y[finite]), 1)[0])
 
 
 def _highest(table: Sequence[Row], statistics: str) -> float:
@@ -394,14 +409,14 @@ def _highest(table: Sequence[Row], statistics: str) -> float:
 
 def _solution_spread(rows: pl.DataFrame) -> str:
     """Compare the median scores of eigenvectors on training data between all tasks of all seeds."""
-    own = rows.filter(split="train", kind="eigen")
-    curves = np.stack([radius_curve(part, "score").middle for part in own.partition_by("seed", "task")])
+    eigen_rows = rows.filter(split="train", kind="eigen")
+    curves = np.stack([radius_curve(part, "score").middle for part in eigen_rows.partition_by("seed", "task")])
     factors = curves.max(0) / curves.min(0)
-    alike = np.median([np.corrcoef(np.log(pair))[0, 1] for pair in combinations(curves, 2)])
+    correlation = np.median([np.corrcoef(np.log(pair))[0, 1] for pair in combinations(curves, 2)])
     return (
         f"median scores at {len(curves)} solutions differ by a factor of {np.median(factors):.3g} at the median "
         f"radius, {factors.max():.3g} at most; the median correlation of two solutions' curves, in logarithms, is "
-        f"{alike:.2f}"
+        f"{correlation:.2f}"
     )
 
 
@@ -412,27 +427,35 @@ def _missing_seeds(rows: pl.DataFrame) -> str:
 
 def _overflow(rows: pl.DataFrame, statistics: str) -> str:
     """Say where losses leave the range of single precision."""
-    own = rows.filter(statistics=statistics)
-    beyond = [radius for radius in distinct(own, "radius") if radius not in float32_radii(own)]
-    where = f"from r = {beyond[0]:g} on" if beyond else "nowhere"
-    return f"{where} with {statistics} statistics"
+    kind_rows = rows.filter(statistics=statistics)
+    overflow = [radius for radius in distinct(kind_rows, "radius") if radius not in float32_radii(kind_rows)]
+    place = f"from r = {overflow[0]:g} on" if overflow else "nowhere"
+    return f"{place} with {statistics} statistics"
 
 
 def _rounded(rows: pl.DataFrame) -> str:
     """Compare the overflow with the radius of the published curves, and say what rounded losses would give."""
-    own = rows.filter(statistics="running")
-    if not (beyond := [radius for radius in distinct(own, "radius") if radius not in float32_radii(own)]):
+    running_rows = rows.filter(statistics="running")
+    if not (
+        overflow := [radius for radius in distinct(running_rows, "radius") if radius not in float32_radii(running_rows)]
+    ):
         return "No curve is explained by single precision."
-    cast, saturated = (float32_scores(own, saturate) for saturate in (False, True))
-    found = {"infinite": cast.x[np.isinf(cast.middle)], "undefined (∞/∞)": cast.x[np.isnan(cast.middle)]}
+    cast_curve, saturated_curve = (float32_scores(running_rows, saturate) for saturate in (False, True))
+    bad_radii = {
+        "infinite": cast_curve.x[np.isinf(cast_curve.middle)],
+        "undefined (∞/∞)": cast_curve.x[np.isnan(cast_curve.middle)],
+    }
     parts = [
-        f"{word} at r = {join(f'{radius:,.0f}' for radius in radii)}" for word, radii in found.items() if len(radii)
+        f"{word} at r = {join(f'{radius:,.0f}' for radius in radii)}" for word, radii in bad_radii.items() if len(radii)
     ]
-    far = [(r, 1 / ABOUT_ONE <= score <= ABOUT_ONE) for r, score in zip(saturated.x, saturated.middle, strict=True)]
-    back = [r for i, (r, _) in enumerate(far) if all(near for _, near in far[i:])]
-    returns = f"about 1 from r = {back[0]:,.0f} on" if back else "not about 1 at the largest radius"
+    checks = [
+        (r, 1 / ABOUT_ONE <= score <= ABOUT_ONE)
+        for r, score in zip(saturated_curve.x, saturated_curve.middle, strict=True)
+    ]
+    return_radii = [r for i, (r, _) in enumerate(checks) if all(is_one for _, is_one in checks[i:])]
+    returns = f"about 1 from r = {return_radii[0]:,.0f} on" if return_radii else "not about 1 at the largest radius"
     return (
-        f"With running statistics that is {'' if beyond[0] == RETURN_RADIUS else 'not '}the radius after which the "
+        f"With running statistics that is {'' if overflow[0] == RETURN_RADIUS else 'not '}the radius after which the "
         "published curves are at 1. If the losses of these rows are rounded to single precision, the median score is "
         f"{join(parts or ['finite'])}; if a loss out of range becomes the largest number instead, it is {returns}. "
         "Not measured: the network itself in single precision. Whether single precision made the published curves is "

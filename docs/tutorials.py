@@ -40,8 +40,8 @@ def run(text: str) -> str:
         stdout = io.StringIO()
         with contextlib.redirect_stdout(stdout):
             exec(compile(match[2], "page", "exec", dont_inherit=True), namespace)
-        printed = "\n".join(line.rstrip() for line in stdout.getvalue().splitlines())
-        return match[1] + (f"\n```\n{printed}\n```\n" if printed else "")
+        output = "\n".join(line.rstrip() for line in stdout.getvalue().splitlines())
+        return match[1] + (f"\n```\n{output}\n```\n" if output else "")
 
     return BLOCK.sub(execute, text)
 

@@ -57,9 +57,9 @@ def user_path(given: str | Path) -> Path:
             path.stat()
     # It is too long, has a zero byte, begins with ~ and an unknown user ...
     except (OSError, ValueError, RuntimeError, TypeError) as error:
-        shown = str(given) if len(str(given)) < 200 else f"{str(given)[:200]}…"
+        text = str(given) if len(str(given)) < 200 else f"{str(given)[:200]}…"
         reason = getattr(error, "strerror", None) or error
-        raise GlocalError(f"'{shown}' cannot be used as a path: {reason}. Give another one.") from error
+        raise GlocalError(f"'{text}' cannot be used as a path: {reason}. Give another one.") from error
     return path
 
 
@@ -130,14 +130,14 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping
 def _write_tensors(
     path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None, save: Callable[..., None]
 ) -> None:
-    about = {**(metadata or {}), "order": json.dumps(list(tensors))}
-    about[CHECKSUMS] = json.dumps([_tensor_checksum(t) for t in tensors.values()])
-    about[CHECKSUM] = _checksum(json.dumps(about, sort_keys=True).encode())
+    header = {**(metadata or {}), "order": json.dumps(list(tensors))}
+    header[CHECKSUMS] = json.dumps([_tensor_checksum(t) for t in tensors.values()])
+    header[CHECKSUM] = _checksum(json.dumps(header, sort_keys=True).encode())
     with replacing(path) as part:
         part.touch()
         mode = part.stat().st_mode  # what the umask allows; safetensors makes files that others cannot read
         try:
-            save(tensors, part, metadata=about)
+            save(tensors, part, metadata=header)
         except SafetensorError as error:  # safetensors reports a full disk in this way
             raise OSError(first_line(error)) from error
         part.chmod(mode)

@@ -97,10 +97,10 @@ def check_finite(values: Tensor, name: str) -> None:
     """Refuse NaN and infinity, and name the first example that has them."""
     if values.is_floating_point():
         bad = values.reshape(len(values), -1).isfinite().all(1).logical_not()
-        where = f"{int(bad.sum())} of {len(values)} examples, the first at index {int(bad.int().argmax())}"
+        location = f"{int(bad.sum())} of {len(values)} examples, the first at index {int(bad.int().argmax())}"
         require(
             not bad.any(),
-            f"{name} contains NaN or infinity in {where}; remove them, or give values that are finite in float32.",
+            f"{name} contains NaN or infinity in {location}; remove them, or give values that are finite in float32.",
         )
 
 
@@ -120,8 +120,8 @@ def as_inputs(x: Tensor, name: str) -> Tensor:
 def as_labels(y: Tensor, name: str) -> Tensor:
     """Return class labels (n,) on the CPU as int64."""
     require(y.ndim == 1, f"{name} has shape {tuple(y.shape)}; cross-entropy needs one class label per example: (n,).")
-    whole = not y.is_complex() and (not y.is_floating_point() or bool((y.isfinite() & (y == y.round())).all()))
-    require(whole, f"{name} has labels that are not integers; give classes 0, 1, 2, ..., or loss='squared-error'.")
+    integral = not y.is_complex() and (not y.is_floating_point() or bool((y.isfinite() & (y == y.round())).all()))
+    require(integral, f"{name} has labels that are not integers; give classes 0, 1, 2, ..., or loss='squared-error'.")
     y = y.to("cpu", torch.int64)
     require(int(y.min()) >= 0, f"{name} contains class {int(y.min())}; classes are counted from 0.")
     message = f"{name} contains class {int(y.max())}, and a network has an output for every number up to it"
@@ -151,8 +151,8 @@ def _indexable(source: Any) -> Any:
         complete = shuffled or type(sampler) is torch_data.SequentialSampler
         plain = source.collate_fn is torch_data.default_collate
         plain = plain and type(source.batch_sampler) is torch_data.BatchSampler
-        whole = complete and plain and len(sampler) == len(source.dataset)  # type: ignore[arg-type]
-        return source.dataset if whole else None
+        reads_all = complete and plain and len(sampler) == len(source.dataset)  # type: ignore[arg-type]
+        return source.dataset if reads_all else None
     if isinstance(source, tuple | list | Tensor | np.ndarray | Mapping | str | bytes | torch_data.IterableDataset):
         return None
     return source if hasattr(source, "__getitem__") and hasattr(source, "__len__") else None

@@ -124,8 +124,8 @@ class BinaryCrossEntropy(Loss):
 def _require_same_shape(name: str, outputs: Tensor, y: Tensor) -> None:
     """Refuse shapes such as (n, 1) and (n,), which would broadcast to (n, n)."""
     if outputs.shape != y.shape:
-        given = f"outputs {tuple(outputs.shape)} and targets {tuple(y.shape)}"
-        raise GlocalError(f"the {name} needs outputs and targets of the same shape; got {given}.")
+        description = f"outputs {tuple(outputs.shape)} and targets {tuple(y.shape)}"
+        raise GlocalError(f"the {name} needs outputs and targets of the same shape; got {description}.")
 
 
 MAX_CHECKED_OUTPUTS = 8
@@ -148,10 +148,10 @@ class AutogradLoss(Loss):
         self.examples: list[tuple[Tensor, Tensor]] = []
 
     def per_sample(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return vmap(self._single)(outputs, y)
+        return vmap(self._single_loss)(outputs, y)
 
     def output_gradient(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return vmap(grad(self._single))(outputs, y)
+        return vmap(grad(self._single_loss))(outputs, y)
 
     def output_hessian_sqrt(self, outputs: Tensor) -> Tensor:
         """√λ_c v_c for the eigenpairs of ∇²_f ℓ."""
@@ -190,12 +190,12 @@ class AutogradLoss(Loss):
                 return {}
         return {outputs.shape[1]: y[0] for outputs, y in checked}
 
-    def _single(self, f: Tensor, y: Tensor) -> Tensor:
+    def _single_loss(self, f: Tensor, y: Tensor) -> Tensor:
         return self.mean(f.unsqueeze(0), y.unsqueeze(0)).sum()
 
     def _hessians(self, outputs: Tensor, label: Tensor) -> Tensor:
         """Return ∇²_f ℓ of all outputs with one label, (n, K, K)."""
-        return vmap(jacrev(grad(self._single)), (0, None))(outputs, label)
+        return vmap(jacrev(grad(self._single_loss)), (0, None))(outputs, label)
 
 
 class PerSampleLoss(AutogradLoss):
@@ -214,16 +214,16 @@ class PerSampleLoss(AutogradLoss):
     def check(self, outputs: Tensor, y: Tensor) -> None:
         """Raise an error unless the function returns a loss for every example that depends on this example alone."""
         try:
-            values, alone = self.function(outputs, y), self.function(outputs[:1], y[:1])
+            values, single = self.function(outputs, y), self.function(outputs[:1], y[:1])
         except Exception as error:
             shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(y.shape)} of {y.dtype}"
             raise GlocalError(f"the loss '{self.name}' does not accept {shapes}: {first_line(error)}.") from error
-        given = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+        result = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
         remedy = "use reduction='none', and sum or average over outputs"
         fits = isinstance(values, Tensor) and values.shape == y.shape[:1] and values.is_floating_point()
-        require(fits, f"the loss '{self.name}' must return one value per example, ({len(y)},), not {given}; {remedy}.")
-        apart = torch.allclose(values[:1], alone, rtol=1e-4, equal_nan=True)
-        require(apart, f"the loss '{self.name}' of an example depends on the other examples of its batch; {remedy}.")
+        require(fits, f"the loss '{self.name}' must return one value per example, ({len(y)},), not {result}; {remedy}.")
+        same = torch.allclose(values[:1], single, rtol=1e-4, equal_nan=True)
+        require(same, f"the loss '{self.name}' of an example depends on the other examples of its batch; {remedy}.")
 
 
 LOSSES: dict[str, Loss] = {loss.name: loss for loss in (CrossEntropy(), SquaredError(), BinaryCrossEntropy())}

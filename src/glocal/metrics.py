@@ -138,23 +138,23 @@ def summaries(
     """Compute the `summary` of each of several runs of the same challenge."""
     if not runs:
         return []
-    own, by = scope_of(runs[0], scope), measure_of(runs[0], measure)
+    run_scope, by = scope_of(runs[0], scope), measure_of(runs[0], measure)
 
     def stacked(name: str) -> np.ndarray:
         return np.stack([run.arrays[f"{split}_{name}"] for run in runs])
 
-    R = stacked(f"{own}_accuracy")
+    R = stacked(f"{run_scope}_accuracy")
     columns: dict[str, Statistic] = {
         **({"loss": average_accuracy(stacked("class_loss"))} if measure_of(runs[0]) == "loss" else {}),
         "acc": average_accuracy(R),
-        "forgetting": average_forgetting(stacked(f"{own}_{by}"), over=over, by=by),
+        "forgetting": average_forgetting(stacked(f"{run_scope}_{by}"), over=over, by=by),
         "backward_transfer": backward_transfer(R),
         "forward_transfer": forward_transfer(R),
         "learning_accuracy": learning_accuracy(R),
         "distance": np.array([run.arrays["distance_from_init"][-1] for run in runs]),
     }
-    found = [dict(zip(columns, row, strict=True)) for row in np.stack(list(columns.values()), axis=1).tolist()]
-    return [x if run.diverged is None else dict.fromkeys(x, math.nan) for x, run in zip(found, runs, strict=True)]
+    rows = [dict(zip(columns, row, strict=True)) for row in np.stack(list(columns.values()), axis=1).tolist()]
+    return [x if run.diverged is None else dict.fromkeys(x, math.nan) for x, run in zip(rows, runs, strict=True)]
 
 
 def over_seeds(summaries: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float]]:

@@ -95,8 +95,8 @@ class Optimizer:
 
     def structure(self) -> tuple[Any, ...]:
         """Return what runs of a cohort share: its kind, and options that are neither scalars nor of the schedule."""
-        own = {*SCHEDULE, *hyperparameters.scalars(self)}
-        return self.name, *(getattr(self, field.name) for field in fields(self) if field.name not in own)
+        excluded_names = {*SCHEDULE, *hyperparameters.scalars(self)}
+        return self.name, *(getattr(self, field.name) for field in fields(self) if field.name not in excluded_names)
 
     @property
     def scheduled(self) -> bool:

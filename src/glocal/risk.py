@@ -122,8 +122,8 @@ def outputs_in_chunks(module: nn.Module, tensors: Mapping[str, Tensor], x: Tenso
     """Return f_θ(x) for a network's parameters and buffers, computed in chunks."""
     with unfused_ops(module):
         parts = [functional_call(module, dict(tensors), (part,)) for part in x.split(MAX_CHUNK_SIZE)]
-    given = type(parts[0]).__name__
-    require(isinstance(parts[0], Tensor), f"the network returns a {given}; give a module that returns one tensor.")
+    kind = type(parts[0]).__name__
+    require(isinstance(parts[0], Tensor), f"the network returns a {kind}; give a module that returns one tensor.")
     return torch.cat(parts)
 
 
@@ -170,5 +170,5 @@ class _UnfusedWeightNorm(TorchFunctionMode):
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     """Return g v / ‖v‖ with one norm for each index along `dim`, or one norm in total if `dim` is −1."""
-    reduced = [d for d in range(v.dim()) if dim == -1 or d != dim % v.dim()]
-    return v * (g / v.square().sum(reduced, keepdim=True).sqrt())
+    dims = [d for d in range(v.dim()) if dim == -1 or d != dim % v.dim()]
+    return v * (g / v.square().sum(dims, keepdim=True).sqrt())

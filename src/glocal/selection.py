@@ -39,8 +39,8 @@ def criterion(run: Run, protocol: str, scope: Scope | None = None) -> float:
         protocol: a name from `PROTOCOLS`, with a number in place of K.
         scope: accuracy among the task's classes ('task') or all classes ('class'); by default that of the setting.
     """
-    what = f"{run.algorithm} on {run.challenge}"
-    name, tasks = check_protocol(protocol, metrics.choice_split(run) == "validation", run.tasks, what)
+    description = f"{run.algorithm} on {run.challenge}"
+    name, tasks = check_protocol(protocol, metrics.choice_split(run) == "validation", run.tasks, description)
     if run.diverged is not None:
         return math.nan
     R = metrics.shown_matrix(run, scope, "test" if name == ORACLE else "validation")

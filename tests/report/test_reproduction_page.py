@@ -95,9 +95,9 @@ def test_a_number_that_one_seed_put_far_off_is_told_with_what_more_seeds_say(
     """Published: 54.01 ± 1.99, an unbiased variance of 4.95. One seed borrows it: 6.99 / √(4.95 (1 + 1/5)) = 2.87. Two
     have their own, 72 or 0.5: 0.99 / √(72 / 2 + 0.99) = 0.16, or 6.49 / √(0.5 / 2 + 0.99) = 5.83."""
     runs = Runs([cifar(11, 0.61), cifar(13, second)])
-    _, told = page.split_text.by_more_seeds(runs, page.compare(runs))
+    _, told = page.split_text.first_seed_outliers(runs, page.compare(runs))
     assert said in told and "forgetting" not in told and "seed 11 is 1.0 deviations from our mean" in told
-    assert page.split_text.by_more_seeds(runs[:1], page.compare(runs[:1])) == []
+    assert page.split_text.first_seed_outliers(runs[:1], page.compare(runs[:1])) == []
     # The row has one learning rate, and so the same standard errors.
     mean = (61 + 100 * second) / 2 - 54.01
     row = f"averaged over learning rates: +6.99 points (z +2.9) by seed 11, {signed(mean)} ± "
@@ -105,7 +105,7 @@ def test_a_number_that_one_seed_put_far_off_is_told_with_what_more_seeds_say(
     assert f"{1 if second < 0.5 else 2} of 2 seeds are above the published mean" in told
     assert ("too large to tell" in told) is (second < 0.5)
     near = Runs([cifar(11, 0.55), cifar(13, second)])
-    assert page.split_text.by_more_seeds(near, page.compare(near)) == []
+    assert page.split_text.first_seed_outliers(near, page.compare(near)) == []
 
 
 @pytest.mark.parametrize(("spread", "interval", "enough"), [(10.0, 12.42, "more than 200"), (0.5, 0.62, "6")])
@@ -172,10 +172,10 @@ def test_algorithms_without_a_row_are_told_of_once(page: ModuleType, tmp_path: P
     """Task 1 loses 0.1, half of that among its own classes: 0.05; the mean of 0.9 and 0.95 is 0.925. Among all classes
     that of 0.8 and 0.9 is 0.85."""
     table = Runs([short("sgd", 0.1), short("er", 0.1)])
-    assert page.split_text.others(table, "split-tinyimagenet") == []
+    assert page.split_text.other_algorithms(table, "split-tinyimagenet") == []
     more = Runs([short("derpp", 0.01, 9.4, pace=0.0084), short("gem", 0.01, 17.6, pace=0.01)])
     results.add(more, tmp_path / "split-tinyimagenet-others.parquet")
-    told, lines = page.split_text.others(table, "split-tinyimagenet")
+    told, lines = page.split_text.other_algorithms(table, "split-tinyimagenet")
     assert "each once, at learning rate 0.01 and with seed 11: 2 runs took 27 s together" in told
     absent = told.partition("Not run yet: ")[2]
     assert "`hat`, `ewc`, `laplace`" in absent
@@ -243,11 +243,11 @@ def test_differences_by_rate(page: ModuleType) -> None:
     lost = {("sgd", 0.1): 0.32, ("sgd", 0.5): 0.24, ("ogd-gtl", 0.1): 0.16, ("ogd-gtl", 0.5): 0.40, ("er", 0.9): 0.5}
     runs = Runs([fake_run(name, lr, seed=1, tasks=5, lost=x) for (name, lr), x in lost.items()])
     runs += [fake_run("sgd", 0.1, seed=2, tasks=5, lost=0.8)]
-    text = page.rotated_text.by_rates(runs)
+    text = page.rotated_text.gtl_minus_sgd(runs)
     assert ", is in points: −10.00 at 0.1, +10.00 at 0.5. One seed gives no verdict." in text
     runs += [fake_run("ogd-gtl", 0.1, seed=2, tasks=5, lost=0.8)]
-    assert "in points: −5.00 [−68.53, +58.53] at 0.1, +10.00 at 0.5. `ogd" in page.rotated_text.by_rates(runs)
-    assert page.rotated_text.by_rates(Runs([run for run in runs if run.algorithm != "sgd"])) == ""
+    assert "in points: −5.00 [−68.53, +58.53] at 0.1, +10.00 at 0.5. `ogd" in page.rotated_text.gtl_minus_sgd(runs)
+    assert page.rotated_text.gtl_minus_sgd(Runs([run for run in runs if run.algorithm != "sgd"])) == ""
 
 
 @pytest.mark.parametrize(("alike", "rising"), [(True, True), (True, False), (False, True)])
@@ -259,12 +259,12 @@ def test_what_the_papers_test_makes_of_ogd(page: ModuleType, alike: bool, rising
             sgd = 0.1 + (0.04 * i if rising else 0.0) + 0.004 * (seed - 2) * (1 + i)
             lost = {"sgd": sgd, "ogd-published": sgd if alike else 0.1, "ogd-gtl": sgd / 2}
             runs += [fake_run(name, lr, seed, tasks=5, lost=x) for name, x in lost.items()]
-    text = page.rotated_text.tested(page.compare(Runs(runs)))
+    text = page.rotated_text.paper_test(page.compare(Runs(runs)))
     same = "−7.50 (`ogd-published`), −7.50 (SGD) and −3.75" in text  # 0.12 × 62.5, from 0.5 of a step to 3.5
     assert same is (alike and rising)
     assert ("The published row is that of SGD" in text) is alike
     assert ("passes the test of local algorithms" in text) is (alike and rising)
-    assert page.rotated_text.tested(page.compare(Runs([run for run in runs if run.algorithm != "sgd"]))) == ""
+    assert page.rotated_text.paper_test(page.compare(Runs([run for run in runs if run.algorithm != "sgd"]))) == ""
 
 
 def test_tasks_in_which_runs_diverge(page: ModuleType) -> None:
@@ -436,8 +436,8 @@ def test_the_line_on_retraining_follows_the_intervals(page: ModuleType, moved: f
 
 
 def test_further_rows_have_a_sentence_of_their_own(page: ModuleType) -> None:
-    assert page.rotated_text.further(Runs([])) == ""
-    told = page.rotated_text.further(Runs([short("sgd", 0.1), short("icarl", 0.1), short("icarl", 0.5)]))
+    assert page.rotated_text.extra_rows_cost(Runs([])) == ""
+    told = page.rotated_text.extra_rows_cost(Runs([short("sgd", 0.1), short("icarl", 0.1), short("icarl", 0.5)]))
     assert told.startswith(" The rows of `sgd` and `icarl` were trained beside") and "3 runs took 6 s" in told
 
 
@@ -451,7 +451,7 @@ def test_gradients_a_task_are_those_of_the_runs(page: ModuleType) -> None:
             for (name, lr), x in lost.items()
         ]
     )
-    text = page.rotated_text.orthogonal(page.compare(runs), runs)
+    text = page.rotated_text.orthogonality(page.compare(runs), runs)
     assert (
         "At lr 0.1 plain SGD forgets 20.0 points, `ogd-published` 20.0, and `ogd-gtl`, with 2 gradients a task" in text
     )
@@ -641,8 +641,11 @@ def test_rows_are_compared_as_a_whole(page: ModuleType) -> None:
     found = text.row_differences(far)["er"][0]
     theirs = np.array([cell["acc_std"] ** 2 / 4 for cell in cells if cell])
     assert found == pytest.approx((2 * errors.mean(), np.sqrt(1 / 5 + theirs.sum() / 25)))
-    assert text.far_rows(far) == ["er"] and text.far_rows(near) == []
-    assert f"| `er` | {signed(found.mean)} ± {found.error:.2f} | **{signed(found.z, 1)}** |" in text.by_row(far)
+    assert text.differing_rows(far) == ["er"] and text.differing_rows(near) == []
+    assert (
+        f"| `er` | {signed(found.mean)} ± {found.error:.2f} | **{signed(found.z, 1)}** |"
+        in text.row_differences_table(far)
+    )
     assert text.numbers({"rotated-mnist": far}).endswith("averaged over learning rates: `er` (rotated-mnist).")
     assert text.numbers({"rotated-mnist": near}).endswith("averaged over learning rates: none.")
     # With one seed at one rate, no two seeds finished at all rates: the cells' own errors, as of independent rates.
@@ -757,7 +760,7 @@ def test_retrained_differences_are_drawn_with_their_intervals(
 @pytest.mark.parametrize(("moved", "said"), [(0.0, "**Our numbers agree"), (10.0, "**Not all of our numbers agree")])
 def test_agreement_follows_the_counts(page: ModuleType, moved: float, said: str) -> None:
     runs = [*published_runs("er"), *published_runs("ewc", moved)]
-    text = page.agrees({"rotated-mnist": page.compare(runs)})
+    text = page.agreement_verdict({"rotated-mnist": page.compare(runs)})
     assert text.startswith(said) and f"if by n − 1, {20 if moved == 0 else 10} of 20 within 2" in text
 
 
@@ -768,7 +771,7 @@ def test_some_numbers_may_differ_by_chance(page: ModuleType, cells: int, agree: 
     far = COLUMNS["rotated-mnist"].lrs[:cells]
     runs = [run for name in ("agem", "si", "ewc") for run in published_runs(name)]
     runs += [run for x in (0.0, 10.0) for run in published_runs("er", x) if (run.lr in far) is (x > 0)]
-    text = page.agrees({"rotated-mnist": page.compare(runs)})
+    text = page.agreement_verdict({"rotated-mnist": page.compare(runs)})
     assert text.startswith("**Our") is agree and f"if by n − 1, {40 - 2 * cells} of 40 within" in text
 
 
@@ -777,7 +780,7 @@ def test_chance_is_that_of_welchs_test(page: ModuleType) -> None:
     text, made = sys.modules["agreement_text"], page.compare(published_runs("er", 1.0))
     chances = []
     for divisor, ddof in (("n", 0), ("n − 1", 1)):
-        for cell in text.compared(text.divided_by(divisor, made)).values():
+        for cell in text.cells_by_name(text.with_divisor(divisor, made)).values():
             published = np.array([-1.0, -1, 0, 1, 1])
             published *= cell.published.std / published.std()  # numpy divides by n, too
             ours = np.array([-1.0, -1, 0, 1, 1]) + cell.difference
@@ -786,7 +789,7 @@ def test_chance_is_that_of_welchs_test(page: ModuleType) -> None:
             assert abs(cell.z) == pytest.approx(abs(test.statistic))
             chances += [2 * stats.t.sf(2, test.df)] if ddof == 0 else []
     assert text.outside_by_chance(made) == pytest.approx(sum(chances))
-    old, new = (list(text.compared(x).values()) for x in (made, text.divided_by("n − 1", made)))
+    old, new = (list(text.cells_by_name(x).values()) for x in (made, text.with_divisor("n − 1", made)))
     ratios = [a.published.std / b.published.std for a, b in zip(old, new, strict=True)]
     assert ratios == pytest.approx([np.sqrt(5 / 4)] * 10)
 

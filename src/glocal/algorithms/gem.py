@@ -84,10 +84,10 @@ class GEM(Algorithm):
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         share = self.slots // model.tasks
-        chosen = rng.choose(rng.fold_in(data.key, "examples"), data.y.shape[0], share)
+        indices = rng.choose(rng.fold_in(data.key, "examples"), data.y.shape[0], share)
         position = torch.arange(share, device=data.y.device)
-        rows = chosen[position % chosen.shape[0]]
-        weight = (position < chosen.shape[0]).to(memory["weight"])
+        rows = indices[position % indices.shape[0]]
+        weight = (position < indices.shape[0]).to(memory["weight"])
         new = {"x": take(data.stored, rows), "y": take(data.y, rows), "weight": weight}
         return {k: torch.cat([memory[k], part.unsqueeze(0)]) for k, part in new.items()}
 

@@ -77,7 +77,7 @@ class HAT(Partition):
         return loss + self.sparsity * (inner(gates, unused) / capacity.clamp(min=torch.finfo(capacity.dtype).eps))
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
-        free = _gated(model).free(list(memory["used"].values()), begun=current(model, memory) > 0)
+        free = _gated_network(model).free(list(memory["used"].values()), begun=current(model, memory) > 0)
         s = self._steepness(batch.progress)
         direction = {k: g * free[k] for k, g in grads.items() if k in free}
         for k, e in _embeddings(model, params).items():
@@ -101,7 +101,7 @@ class HAT(Partition):
 
 def _embeddings(model: Model, params: Params) -> Params:
     """Return the embeddings of every group of hidden units, (tasks, units) each."""
-    names = [f"embeddings.{group}" for group in range(len(_gated(model).group_sizes))]
+    names = [f"embeddings.{group}" for group in range(len(_gated_network(model).group_sizes))]
     return {k: params[k] for k in names}
 
 
@@ -134,6 +134,6 @@ def _clamp(e: Tensor) -> Tensor:
     return e.clamp(-MAX_EMBEDDING, MAX_EMBEDDING)
 
 
-def _gated(model: Model) -> GatedNetwork:
+def _gated_network(model: Model) -> GatedNetwork:
     assert isinstance(model.module, GatedNetwork)
     return model.module

@@ -182,8 +182,8 @@ class SumOfHessians(Algorithm):
         structure = self._structure(params)
         x, y = data.x, data.y
         if 0 < self.samples < y.shape[0]:
-            chosen = rng.choose(rng.fold_in(data.key, "examples"), y.shape[0], self.samples)
-            x, y = x[chosen], y[chosen]
+            indices = rng.choose(rng.fold_in(data.key, "examples"), y.shape[0], self.samples)
+            x, y = x[indices], y[indices]
         hessian = structure.at(Risk.from_model(model, params, x, y))
         if "hessian" in memory:
             hessian = structure.add(memory["hessian"], hessian)

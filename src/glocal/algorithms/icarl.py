@@ -150,11 +150,11 @@ class ICaRL(Algorithm):
         features = torch.cat([model.features(params, part) for part in x.split(chunk)]).contiguous()
         return features if self.features == "raw" else _normalise(features)
 
-    def _means(self, model: Model, params: Params, exemplars: Memory, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _means(self, model: Model, params: Params, exemplars: Memory, matrix: Tensor) -> tuple[Tensor, Tensor]:
         """Return the number of exemplars of every class and the mean of their features."""
-        counts, sums = torch.zeros(like.shape[0], dtype=torch.long, device=like.device), torch.zeros_like(like)
+        counts, sums = torch.zeros(matrix.shape[0], dtype=torch.long, device=matrix.device), torch.zeros_like(matrix)
         for task, part in exemplars.items():
-            classes = torch.tensor(model.classes(int(task)), device=like.device)
+            classes = torch.tensor(model.classes(int(task)), device=matrix.device)
             features = self._features(model, params, part["x"].flatten(0, 1)).unflatten(0, part["y"].shape)
             # A sum over the last axis is bit-equal alone and in a cohort.
             part_sums = (features.mT.contiguous() * _distinct(part).unsqueeze(1)).sum(-1)
@@ -202,8 +202,8 @@ def _cross_entropy(outputs: Tensor, targets: Tensor, classes: Tensor) -> Tensor:
     return torch.where(classes, per_class, 0).sum(-1) / classes.sum()
 
 
-def _mask(classes: Collection[int], like: Tensor) -> Tensor:
-    return torch.tensor([c in classes for c in range(like.shape[0])], device=like.device)
+def _mask(classes: Collection[int], template: Tensor) -> Tensor:
+    return torch.tensor([c in classes for c in range(template.shape[0])], device=template.device)
 
 
 def _normalise(features: Tensor) -> Tensor:
@@ -230,15 +230,15 @@ def herd(features: Tensor, members: Tensor, count: int) -> Tensor:
     lengths = features.square().sum(-1)
     tolerance = 1e-10 * lengths.max()
     rows = torch.arange(features.shape[0], device=features.device)
-    residual, available, chosen = means, members, []
+    residual, available, exemplars = means, members, []
     for _ in range(count):
         distances = lengths - 2 * (residual @ features.mT)  # squared distance minus the constant ‖residual‖²
         distances = torch.where(available, distances, torch.inf)
         nearest = (distances <= distances.amin(-1, keepdim=True) + tolerance).byte().argmax(-1)
-        chosen.append(nearest)
+        exemplars.append(nearest)
         available = available & (rows != nearest.unsqueeze(-1))
         residual = residual + means - features[nearest]
-    return torch.stack(chosen, -1)
+    return torch.stack(exemplars, -1)
 
 
 def draw(words: Tensor, members: Tensor, count: int) -> Tensor:

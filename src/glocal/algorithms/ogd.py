@@ -90,13 +90,13 @@ class Orthogonal(Algorithm):
             f"{self.name} stores {per_input} gradients per input; slots={self.slots} cannot store one input of each "
             f"of {model.tasks} tasks. Use slots of at least {required}.",
         )
-        like = next(iter(params.values()))
+        parameter = next(iter(params.values()))
         return {
-            "span": gradient_projection.empty(rows, like),
-            "start": like.new_zeros(0, per_input),  # J θ_o
-            "curvature": like.new_zeros(0, per_input, per_input),  # ∇²_f ℓ in the coordinates u·f
+            "span": gradient_projection.empty(rows, parameter),
+            "start": parameter.new_zeros(0, per_input),  # J θ_o
+            "curvature": parameter.new_zeros(0, per_input, per_input),  # ∇²_f ℓ in the coordinates u·f
             "task": torch.zeros(0, dtype=torch.long, device=example.y.device),
-            "loss_at_solution": like.new_zeros(0),  # L_o(θ_o) of the finished tasks
+            "loss_at_solution": parameter.new_zeros(0),  # L_o(θ_o) of the finished tasks
         }
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
@@ -104,15 +104,15 @@ class Orthogonal(Algorithm):
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         share = self.slots // (model.tasks * memory["start"].shape[1])
-        chosen = rng.choose(rng.fold_in(data.key, "examples"), data.y.shape[0], share)
-        rows, curvature = self._gradients(model, params, data.x[chosen], data.y[chosen])
+        indices = rng.choose(rng.fold_in(data.key, "examples"), data.y.shape[0], share)
+        rows, curvature = self._gradients(model, params, data.x[indices], data.y[indices])
         rows, lengths = normalize(model.module, rows)
         start, _ = jvp_and_vjp(model.module, rows, params)
         loss = model.eval_mode().mean_loss(params, data.x, data.y)
         new = {
             "start": start,
             "curvature": lengths.unsqueeze(-1) * curvature * lengths.unsqueeze(-2),
-            "task": data.task.expand(chosen.shape[0]),
+            "task": data.task.expand(indices.shape[0]),
             "loss_at_solution": loss[None],
         }
         return {

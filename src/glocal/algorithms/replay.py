@@ -84,7 +84,7 @@ class DER(ER):
         model.statistics = "every pass"  # of the stream and of both replays, as published
         outputs = model.outputs(params, batch.x)
         stream = model.criterion.per_sample(outputs, batch.y).mean()
-        return stream + self._past(model, params, memory, batch), {"logits": outputs}
+        return stream + self._past_loss(model, params, memory, batch), {"logits": outputs}
 
     def observe(self, memory: Memory, step: Step) -> Memory:
         return replay_buffer.reservoir(memory, step.batch, logits=step.aux["logits"])
@@ -98,7 +98,7 @@ class DER(ER):
 
         return value
 
-    def _past(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
+    def _past_loss(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
         replay = self._draw(model, memory, batch, "replay")
         difference = _replay_outputs(model, params, replay) - take(memory["logits"], replay.slot)
         return self.alpha * _weighted_mean(difference.square().mean(-1), replay.weight)
@@ -123,8 +123,8 @@ class DERpp(DER):
         logits, labels = super().approximation(model, memory, task), replay_buffer.task_loss(model, memory, task)
         return lambda params: logits(params) + self.beta * labels(params)
 
-    def _past(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
-        logits = super()._past(model, params, memory, batch)
+    def _past_loss(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
+        logits = super()._past_loss(model, params, memory, batch)
         replay = self._draw(model, memory, batch, "second replay")
         losses = model.criterion.per_sample(_replay_outputs(model, params, replay), replay.y)
         return logits + self.beta * _weighted_mean(losses, replay.weight)

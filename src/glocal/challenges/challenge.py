@@ -139,8 +139,8 @@ class Challenge:
 
     def with_validation(self, share: float) -> Challenge:
         """Return this challenge with a share of each task's training data held out as validation data."""
-        own = f"{self.name} has validation data already ({self.validation}): leave validation={share} out."
-        require(self.validation is None, own)
+        message = f"{self.name} has validation data already ({self.validation}): leave validation={share} out."
+        require(self.validation is None, message)
         require(0 < share < 1, f"validation = {share} was given; it is a share of the training data: 0.1, for example.")
         return replace(self, validation=share)
 

@@ -216,21 +216,21 @@ def status(data: str | Path | None = None) -> list[SourceStatus]:
 
 
 def _status(source: Source, survey: _Survey) -> SourceStatus:
-    found = [survey.archive] if survey.archive else list(survey.paths.values())
-    where = str(found[0].parent) if found else None
+    paths = [survey.archive] if survey.archive else list(survey.paths.values())
+    folder = str(paths[0].parent) if paths else None
     download_bytes = sum(file.bytes for file in ([source.archive] if source.archive else source.files))
     note = source.title
     if survey.archive:
         note += f"; in {survey.archive.name}, unpacked when first used"
     elif survey.faults:
-        return SourceStatus(source.name, "damaged", where, download_bytes, "; ".join(survey.faults))
+        return SourceStatus(source.name, "damaged", folder, download_bytes, "; ".join(survey.faults))
     elif survey.missing:
         note = f"missing {', '.join(survey.missing)}; run: glocal data fetch {source.name}"
-        return SourceStatus(source.name, "missing", where, download_bytes, note)
+        return SourceStatus(source.name, "missing", folder, download_bytes, note)
     for path in survey.paths.values():
         if subset := source.subset_at(path):
             note += f"; only the first {subset.classes} classes, in {path.name}; all: glocal data fetch {source.name}"
-    return SourceStatus(source.name, "ready", where, sum(path.stat().st_size for path in found), note)
+    return SourceStatus(source.name, "ready", folder, sum(path.stat().st_size for path in paths), note)
 
 
 def fetch(

@@ -159,8 +159,8 @@ def _check_task(
             message = f"y of {name} has targets outside [0, 1]; give 1 for the labels of an example and 0 for others."
             require(bool(((y >= 0) & (y <= 1)).all()), message)
         splits[split] = Data(as_inputs(x, f"x of {name}"), y)
-    found = torch.cat([data.y.flatten() for data in splits.values() if not data.y.is_floating_point()] or [y[:0]])
-    return Task(**splits, classes=tuple(int(c) for c in torch.unique(found).tolist()))
+    all_labels = torch.cat([data.y.flatten() for data in splits.values() if not data.y.is_floating_point()] or [y[:0]])
+    return Task(**splits, classes=tuple(int(c) for c in torch.unique(all_labels).tolist()))
 
 
 def _check_splits(tasks: Sequence[Task]) -> None:
@@ -187,8 +187,8 @@ def _check_classes(tasks: Sequence[Task], setting: Setting) -> None:
     first = tasks[0].classes
     other = next((n for n, task in enumerate(tasks, 1) if task.classes != first), None)
     if setting == "domain" and other is not None:
-        given = f"task {other} has the classes {list(tasks[other - 1].classes)} and task 1 {list(first)}"
-        raise GlocalError(f"{given}; give all tasks of a 'domain' challenge the same classes, or setting='class'.")
+        difference = f"task {other} has the classes {list(tasks[other - 1].classes)} and task 1 {list(first)}"
+        raise GlocalError(f"{difference}; give all tasks of a 'domain' challenge the same classes, or setting='class'.")
     same = setting != "domain" and other is None and len(tasks) > 1
     remedy = "relabel its examples, or give setting='domain'"
     require(not same, f"task 2 brings no new class (it has {list(first)}); {remedy}.")
@@ -197,13 +197,13 @@ def _check_classes(tasks: Sequence[Task], setting: Setting) -> None:
 def _outputs(tasks: Sequence[Task], outputs: int | None, loss: LossName | LossFunction) -> int:
     """Return the network's number of outputs: the given one if it fits, otherwise the smallest that does."""
     if tasks[0].classes:
-        needed = 1 + max(max(task.classes) for task in tasks)
-        fits, allowed = range(needed, sys.maxsize), f"class {needed - 1} occurs; give {needed} or more"
+        smallest = 1 + max(max(task.classes) for task in tasks)
+        fits, allowed = range(smallest, sys.maxsize), f"class {smallest - 1} occurs; give {smallest} or more"
     else:
-        needed = tasks[0].train.y.shape[1]
-        fits, allowed = range(needed, needed + 1), f"the targets have {needed} columns; give {needed}"
+        smallest = tasks[0].train.y.shape[1]
+        fits, allowed = range(smallest, smallest + 1), f"the targets have {smallest} columns; give {smallest}"
     if callable(loss):  # it may need more or fewer, such as a mean and a variance for every target
         fits = range(1, sys.maxsize)
     fitting = isinstance(outputs, int) and outputs in fits
     require(outputs is None or fitting, f"outputs is {outputs!r}, but {allowed}, or leave it out.")
-    return outputs or needed
+    return outputs or smallest

@@ -96,8 +96,8 @@ def rotation_map(height: int, width: int, angle: float) -> Tensor:
         + columns * _fixed_point(minus_sin)
         + rows * _fixed_point(cos)
     ) >> 16
-    inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
-    return torch.where(inside, y * width + x, OUTSIDE).flatten()
+    in_image = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    return torch.where(in_image, y * width + x, OUTSIDE).flatten()
 
 
 def _fixed_point(value: float) -> int:

@@ -100,18 +100,18 @@ def progress_bar(name: str, *columns: ProgressColumn, lines: bool = True) -> Ite
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True, markup=False)
-    start = printed = time.perf_counter()
-    shown = (TextColumn("{task.description}", markup=False), *Progress.get_default_columns()[1:])
-    columns = (*shown, TimeElapsedColumn(), *columns)
+    start = last_print = time.perf_counter()
+    default_columns = (TextColumn("{task.description}", markup=False), *Progress.get_default_columns()[1:])
+    columns = (*default_columns, TimeElapsedColumn(), *columns)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task(name, total=None)
 
         def report(done: int, total: int, following: str = "") -> None:
             bars.update(bar, completed=done, total=total, description=f"{name} {following}")
-            nonlocal printed
+            nonlocal last_print
             now = time.perf_counter()
-            if lines and not console.is_terminal and (now - printed > LINE_SECONDS or 0 < done == total):
+            if lines and not console.is_terminal and (now - last_print > LINE_SECONDS or 0 < done == total):
                 print(f"{name} {done}/{total} {now - start:.0f} s {following}", file=sys.stderr, flush=True)
-                printed = now
+                last_print = now
 
         yield report

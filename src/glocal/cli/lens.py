@@ -176,8 +176,8 @@ class Lens:
         from glocal.lens.record import open_run
         from glocal.sweeps.resolve import choose_device
 
-        own = {"challenge": self.challenge, "network": self.network, "algorithm": self.algorithm}
-        return open_run(self.target, data=self.data, init=self.init, device=choose_device(device), **own)
+        parts = {"challenge": self.challenge, "network": self.network, "algorithm": self.algorithm}
+        return open_run(self.target, data=self.data, init=self.init, device=choose_device(device), **parts)
 
     def _trace(self) -> TrainingTrace:
         from torch import nn
@@ -256,14 +256,14 @@ class Locality:
         for _, challenge in pairs:
             resolve.network(self.network, challenge)
         options = {name: getattr(self, name) for name in ("network", "lr", "epochs", "solutions", "examples", "seed")}
-        verdicts, where, failures = [], [], []
+        verdicts, names, failures = [], [], []
         with progress_bar("locality") as report:
             for number, (algorithm, challenge) in enumerate(pairs):
                 name = resolve.name_of(algorithm)
                 report(number, len(pairs), name)
                 try:
                     verdicts.append(locality(algorithm, challenge, **options, device=device))
-                    where.append(challenge.name)
+                    names.append(challenge.name)
                 except GlocalError as error:
                     failures.append(str(error) if str(error).startswith(name) else f"{name}: {error}")
         if verdicts:
@@ -280,11 +280,11 @@ class Locality:
                 for v in verdicts
             ]
             print_rendered(rich_table(r"Does \hat L_o depend on θ_o?", rows, right=list(rows[0])[3:]))
-            others = [f" ({v.algorithm} on {on})" for v, on in zip(verdicts, where, strict=True) if on != where[0]]
+            others = [f" ({v.algorithm} on {n})" for v, n in zip(verdicts, names, strict=True) if n != names[0]]
             print(
                 f"The test agrees with the declared locality for {sum(v.agrees for v in verdicts)} of {len(verdicts)} "
                 f"algorithms; {format_range([len(v.values) for v in verdicts], 'solution')} each of the first task of "
-                f"{where[0]}{''.join(others)}. {sum(v.num_diverged for v in verdicts)} runs diverged and were left out."
+                f"{names[0]}{''.join(others)}. {sum(v.num_diverged for v in verdicts)} runs diverged and were left out."
             )
             print(EXPLANATION)
         if failures:

@@ -51,9 +51,9 @@ class List:
             print(json_format.dumps([{"kind": k, **row} for k, rows in sections.items() for row in rows], indent=1))
             return
         for kind, rows in sections.items():
-            shown = [{column: _format(row[column]) for column in COLUMNS[kind]} for row in rows]
+            table = [{column: _format(row[column]) for column in COLUMNS[kind]} for row in rows]
             lines = kind == "experiments"
-            print_rendered(rich_table(kind.capitalize(), shown, right=("tasks", "train", "test"), show_lines=lines))
+            print_rendered(rich_table(kind.capitalize(), table, right=("tasks", "train", "test"), show_lines=lines))
             if kind in NOTES:
                 print(NOTES[kind])
 
@@ -64,12 +64,12 @@ def _format(value: Any) -> str:
     return f"{value:,}" if type(value) is int else str(value)
 
 
-def _entries(kind: str, own: Sequence[str]) -> list[Entry]:
+def _entries(kind: str, specs: Sequence[str]) -> list[Entry]:
     if kind == "algorithms":
-        return [_algorithm_entry(name, algorithm) for name, algorithm in _algorithms(own).items()]
+        return [_algorithm_entry(name, algorithm) for name, algorithm in _algorithms(specs).items()]
     if kind == "options":
         return [
-            e for name, algorithm in _algorithms(own).items() for e in _option_entries("algorithm", name, algorithm)
+            e for name, algorithm in _algorithms(specs).items() for e in _option_entries("algorithm", name, algorithm)
         ]
     if kind == "optimizers":
         from glocal.optimizers import OPTIMIZERS
@@ -94,11 +94,11 @@ def _first_line(kind: type) -> str:
     return (kind.__doc__ or "").strip().splitlines()[0]
 
 
-def _algorithms(own: Iterable[str]) -> dict[str, type[Algorithm]]:
+def _algorithms(specs: Iterable[str]) -> dict[str, type[Algorithm]]:
     from glocal.algorithms import ALGORITHMS
     from glocal.sweeps import resolve
 
-    users = [type(resolve.algorithm(spec).value) for spec in own]
+    users = [type(resolve.algorithm(spec).value) for spec in specs]
     return {**ALGORITHMS, **{resolve.name_of(algorithm): algorithm for algorithm in users}}
 
 

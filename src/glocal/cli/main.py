@@ -114,11 +114,11 @@ def _report_user_error(error: BaseException) -> bool:
     """Print an error of code that the user gave, and the lines of this code; return False if it is not involved."""
     from glocal.sweeps.resolve import USER_MODULE, describe_error, user_frames
 
-    own = [module.__file__ for name, module in sys.modules.items() if name.startswith(USER_MODULE)]
-    if not own:
+    user_files = [module.__file__ for name, module in sys.modules.items() if name.startswith(USER_MODULE)]
+    if not user_files:
         return False
     frames = user_frames(error)
-    hint = "" if frames else f" Check what the code in {', '.join(map(str, own))} returns."
+    hint = "" if frames else f" Check what the code in {', '.join(map(str, user_files))} returns."
     _print_error(f"{describe_error(error)}.{hint}")
     print("".join(traceback.StackSummary.from_list(frames).format()), end="", file=sys.stderr)
     return True
@@ -156,9 +156,9 @@ def _parse_command(arguments: list[str], commands: Mapping[str, Any], prog: str,
     name, rest = arguments[0], arguments[1:]
     require_known("command" if commands is COMMANDS else "experiment", name, commands)
     if commands[name] is Sweep:
-        known, _ = _tyro(SweepFile, "glocal sweep", rest, return_unknown_args=True, add_help=False)
-        if known.file is not None:
-            return _tyro(Sweep, "glocal sweep", rest, default=Sweep.from_file(known.file))
+        sweep_file, _ = _tyro(SweepFile, "glocal sweep", rest, return_unknown_args=True, add_help=False)
+        if sweep_file.file is not None:
+            return _tyro(Sweep, "glocal sweep", rest, default=Sweep.from_file(sweep_file.file))
     return _tyro(commands[name], f"{prog} {name}", rest)
 
 

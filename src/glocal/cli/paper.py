@@ -105,14 +105,14 @@ class RunOptions(ExperimentOptions):
             raise GlocalError(f"--demo has its own challenge, {demo.challenge}: leave --challenge out.")
         for name in self.challenge:
             require_known("challenge of this experiment:", name, columns)
-        chosen = [demo] if self.demo else [columns[name] for name in self.challenge or (next(iter(columns)),)]
+        selection = [demo] if self.demo else [columns[name] for name in self.challenge or (next(iter(columns)),)]
         sizes: dict[str, Any] = {name: getattr(self, name) for name in ("lrs", "seeds", "tasks", "epochs")}
-        parts = [column.select(algorithms, extra, **sizes) for column in chosen]
+        parts = [column.select(algorithms, extra, **sizes) for column in selection]
         on_row = None if out is None else partial(results.add, path=out / RESULTS)
         if on_row is not None:
             on_row([])  # fail before training, not after
-        where: dict[str, Any] = {name: getattr(self, name) for name in ("store", "data", "device", "precision")}
-        runs = train(parts, angles=angles or "published", **where, progress=Bars(), on_row=on_row)
+        options: dict[str, Any] = {name: getattr(self, name) for name in ("store", "data", "device", "precision")}
+        runs = train(parts, angles=angles or "published", **options, progress=Bars(), on_row=on_row)
         return Runs([results.with_named_angles(run) for run in runs])
 
     def _read(self, demo: Column, algorithms: Sequence[str], angles: str | None) -> Runs:
@@ -127,7 +127,7 @@ class RunOptions(ExperimentOptions):
             return config | {"challenge": run.challenge, "tasks": run.tasks, "algorithm": name, "angles": kind}
 
         single = {"tasks": self.tasks, "epochs": self.epochs, "precision": self.precision, "angles": angles}
-        selected: dict[str, Sequence[object]] = {
+        filters: dict[str, Sequence[object]] = {
             "challenge": (*self.challenge, *([demo.challenge] if self.demo else [])),
             "lr": self.lrs,
             "seed": self.seeds,
@@ -135,16 +135,16 @@ class RunOptions(ExperimentOptions):
             **{name: () if value is None else (value,) for name, value in single.items()},
         }
         runs = results.read(*self.results)
-        for name, values in selected.items():
+        for name, values in filters.items():
             present = {settings(run)[name] for run in runs}
             for value in values:
                 if value not in present:
                     raise unknown(f"{name} in these results:", value, map(str, present))
-        matching = runs.where(lambda run: all(settings(run)[n] in values for n, values in selected.items() if values))
-        if not matching:
-            given = (f"{name} {' '.join(map(str, values))}" for name, values in selected.items() if values)
-            raise GlocalError(f"none of the {len(runs)} runs in these results has {', '.join(given)}.")
-        return matching
+        matches = runs.where(lambda run: all(settings(run)[n] in values for n, values in filters.items() if values))
+        if not matches:
+            conditions = (f"{name} {' '.join(map(str, values))}" for name, values in filters.items() if values)
+            raise GlocalError(f"none of the {len(runs)} runs in these results has {', '.join(conditions)}.")
+        return matches
 
 
 @command

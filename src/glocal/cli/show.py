@@ -42,10 +42,10 @@ def load_where(store: Path, where: tuple[tuple[str, ...], ...]) -> Runs:
     from glocal.store.store import load
 
     runs, conditions = load(store), [condition for group in where for condition in group]
-    kept = runs.where(*conditions)
+    matches = runs.where(*conditions)
     message = f"none of the {len(runs)} runs in '{store}' meets {' and '.join(map(repr, conditions))}; change --where."
-    require(bool(kept) or not runs, message)
-    return kept
+    require(bool(matches) or not runs, message)
+    return matches
 
 
 @command
@@ -202,12 +202,15 @@ class Report:
             runs = load_where(path, self.where)
             require(bool(runs), f"the store '{path}' has no finished run yet.")
             stores.append(StoreContent(str(path), runs, read_status(Store.open(path))))
-        named = {run.path.name: run for store in reversed(stores) for run in store.runs if run.path is not None}
+        runs_by_name = {run.path.name: run for store in reversed(stores) for run in store.runs if run.path is not None}
         for name in self.lens:
-            require_known("run of these stores:", name, named)
+            require_known("run of these stores:", name, runs_by_name)
         parts: dict[str, Any] = {"challenge": self.challenge, "network": self.network, "algorithm": self.algorithm}
-        own = [what for what, spec in parts.items() if spec]
-        require(bool(self.lens) or not own, f"--{own[0] if own else ''} is for runs to examine: name them with --lens.")
+        flags = [name for name, spec in parts.items() if spec]
+        require(
+            bool(self.lens) or not flags,
+            f"--{flags[0] if flags else ''} is for runs to examine: name them with --lens.",
+        )
         examined = []
         if self.lens:
             from glocal.lens.examination import examine_trace
@@ -216,11 +219,11 @@ class Report:
             with progress_bar("lens") as report:
                 for name in dict.fromkeys(self.lens):
                     try:
-                        config = named[name].config
+                        config = runs_by_name[name].config
                         parts["algorithm"] = _find_algorithm(self.algorithm, config["algorithm"])
                         needed: dict[str, Any] = {w: None if is_built_in(w, config) else x for w, x in parts.items()}
-                        trace = open_run(str(named[name].path), data=self.data, **needed).trace()
-                        examined.append(Examined(named[name], examine_trace(trace, on_progress=report)))
+                        trace = open_run(str(runs_by_name[name].path), data=self.data, **needed).trace()
+                        examined.append(Examined(runs_by_name[name], examine_trace(trace, on_progress=report)))
                     except (GlocalError, RuntimeError) as error:
                         raise GlocalError(f"the run '{name}' cannot be examined: {first_line(error)}") from error
         print(f"Wrote {write_report(stores, self.output, examined)}")
@@ -273,13 +276,13 @@ class Verify:
     def __call__(self) -> None:
         from glocal.store.store import Store
 
-        found = list(Store.open(self.store).verify())
-        for path, error, unchecked in found:
+        results = list(Store.open(self.store).verify())
+        for path, error, unchecked in results:
             if error is not None:
                 print(error)
             elif unchecked:
                 print(f"'{path}' can be read; of an earlier version, without checksums: {', '.join(unchecked)}.")
-        damaged = sum(error is not None for _, error, _ in found)
-        message = f"{damaged} of {len(found)} runs and cohorts in '{self.store}' are damaged or cannot be read."
+        damaged = sum(error is not None for _, error, _ in results)
+        message = f"{damaged} of {len(results)} runs and cohorts in '{self.store}' are damaged or cannot be read."
         require(damaged == 0, message)
-        print(f"All {len(found)} runs and cohorts in '{self.store}' can be read and agree with their checksums.")
+        print(f"All {len(results)} runs and cohorts in '{self.store}' can be read and agree with their checksums.")

@@ -111,15 +111,15 @@ class Sweep(SweepFile):
         content = _read(path)
         for name in ("algorithms", "optimizer"):
             content.pop(name, None)
-        own: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         try:
             if "challenge" in content:
-                own["challenge"] = convert("challenge", str, content.pop("challenge"))
+                arguments["challenge"] = convert("challenge", str, content.pop("challenge"))
             for name, kind in (("lrs", float), ("seeds", int)):
                 if name in content:
-                    given = content.pop(name)
-                    own[name] = tuple(v if parse_range(v) else convert(name, kind, v) for v in given)
-            return cls(file=path, training=TrainingOptions(**content), **own)
+                    values = content.pop(name)
+                    arguments[name] = tuple(v if parse_range(v) else convert(name, kind, v) for v in values)
+            return cls(file=path, training=TrainingOptions(**content), **arguments)
         except GlocalError as error:
             raise GlocalError(f"the sweep file '{path}': {error}") from error
 
@@ -166,8 +166,8 @@ class Sweep(SweepFile):
         missing = "a sampler needs --trials, the number of configurations of each algorithm, and no --plan."
         if self.trials is None or self.plan or self.sampler is None:
             raise GlocalError(missing)
-        more: dict[str, Any] = {"trials": self.trials, "sampler": self.sampler, "parallel": self.parallel}
-        runs = sample(**self.arguments(), **more, protocol=self.protocol, progress=Bars())
+        settings: dict[str, Any] = {"trials": self.trials, "sampler": self.sampler, "parallel": self.parallel}
+        runs = sample(**self.arguments(), **settings, protocol=self.protocol, progress=Bars())
         print_rendered(choices.render(runs, "rich", (self.protocol, ORACLE)))
 
     def arguments(self) -> dict[str, Any]:
@@ -177,26 +177,26 @@ class Sweep(SweepFile):
         content = {} if self.file is None else _read(self.file)
         entries = list(self.algorithms) or content.get("algorithms", [])
         require(bool(entries), "a sweep needs algorithms: --algorithms er ewc ..., or some in its --file.")
-        own = list(self.optimizer) or content.get("optimizer", "sgd")
+        specs = list(self.optimizer) or content.get("optimizer", "sgd")
         algorithms = _spaces("algorithm", entries, self.options)
-        optimizers = _spaces("optimizer", own if isinstance(own, list) else [own], self.optimizer_options)
+        optimizers = _spaces("optimizer", specs if isinstance(specs, list) else [specs], self.optimizer_options)
         if self.sampler is None:
             for value in (
                 *self.lrs,
-                *(v for _, own in algorithms + optimizers for values in own.values() for v in values),
+                *(v for _, options in algorithms + optimizers for values in options.values() for v in values),
             ):
                 hint = "add --sampler tpe --trials N, or give values"
                 require(parse_range(value) is None, f"'{value}' is a range, from which a sampler draws: {hint}.")
             algorithms, optimizers = _combinations(algorithms), _combinations(optimizers)
-        named = {"challenge": self.challenge, "algorithms": algorithms, "optimizer": optimizers}
-        return {**named, "lrs": self.lrs, "seeds": self.seeds, **vars(self.training)}
+        arguments = {"challenge": self.challenge, "algorithms": algorithms, "optimizer": optimizers}
+        return {**arguments, "lrs": self.lrs, "seeds": self.seeds, **vars(self.training)}
 
 
 def _spaces(kind: str, entries: Iterable[Any], texts: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
     """Return algorithms or optimisers with a list of values for each of their options."""
-    named = [_name_and_options(kind, entry) for entry in entries]
-    given = parse_options(texts, [name for name, _ in named], kind)
-    return [(name, {**values, **given.get(_short_name(name), {})}) for name, values in named]
+    pairs = [_name_and_options(kind, entry) for entry in entries]
+    options = parse_options(texts, [name for name, _ in pairs], kind)
+    return [(name, {**values, **options.get(_short_name(name), {})}) for name, values in pairs]
 
 
 def _combinations(spaces: Iterable[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
@@ -223,7 +223,7 @@ def parse_options(texts: Iterable[str], owners: Iterable[str], kind: str = "algo
             require(len(names) == 1, f"with several {kind}s name the one of the option: {kind.upper()}.{text}.")
             owner = names[0]
         if owner not in names:
-            owner = next((_short_name(other) for other in owners if owner in _own_names(other)), owner)
+            owner = next((_short_name(other) for other in owners if owner in _class_names(other)), owner)
         require_known(f"{kind} with options:", owner, names)
         options.setdefault(owner, {})[option] = values.split(",")
     return options
@@ -234,7 +234,7 @@ def _short_name(algorithm: str) -> str:
     return algorithm.rpartition(":")[2]
 
 
-def _own_names(algorithm: str) -> tuple[str, ...]:
+def _class_names(algorithm: str) -> tuple[str, ...]:
     """Return the name of the class of path.py:Name and the `name` that it declares."""
     from glocal.sweeps import resolve
 

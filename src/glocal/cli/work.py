@@ -71,11 +71,11 @@ class Work:
             require(status == 0, "a worker failed: see its output above.")
             return
         store.lease_seconds = self.lease
-        left, problems = work(store, devices[0], seconds, self.code, self.retry_failed, Bars(), track=self.track)
+        runs_left, problems = work(store, devices[0], seconds, self.code, self.retry_failed, Bars(), track=self.track)
         if problems:
             more = f" ({len(problems) - 1} more: `glocal status {self.store}`)" if len(problems) > 1 else ""
             raise GlocalError(f"{problems[0]}{more}")
-        print(f"Stopped: {left} runs are left." if left else "Nothing is left to train.")
+        print(f"Stopped: {runs_left} runs are left." if runs_left else "Nothing is left to train.")
 
 
 @command
@@ -113,8 +113,8 @@ def render_status(status: StoreStatus, path: Path) -> Text:
     from glocal.cluster.status import count, elapsed
 
     names = ("finished", "running", "waiting", "failed", "diverged")
-    left = "" if status.seconds_left is None else f"; about {format_time(status.seconds_left)} left"
-    lines = [", ".join(f"{getattr(status, name)} {name}" for name in names) + left]
+    estimate = "" if status.seconds_left is None else f"; about {format_time(status.seconds_left)} left"
+    lines = [", ".join(f"{getattr(status, name)} {name}" for name in names) + estimate]
     for cohort in status.cohorts:
         label, host, pid, device = (cohort.last.about.get(name, "?") for name in ("label", "host", "pid", "device"))
         progress = f"{count(cohort, 'finished')} of {count(cohort, 'tasks')} tasks in {format_time(elapsed(cohort))}"

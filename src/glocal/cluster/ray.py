@@ -64,16 +64,16 @@ def divide(job: Job, gpus: int, gpu_bytes: int) -> list[tuple[list[str], float]]
         gpus: GPUs of the cluster; 0: cohorts are cut to the free memory of this machine, as in a sweep without Ray.
         gpu_bytes: memory of a GPU.
     """
-    usable, given = int(FREE_MEMORY_FRACTION * gpu_bytes), job.context.options.memory_budget
-    budget = given or usable or None
+    usable, memory_budget = int(FREE_MEMORY_FRACTION * gpu_bytes), job.context.options.memory_budget
+    budget = memory_budget or usable or None
     job.context.options = replace(job.context.options, memory_budget=budget)
     cohorts: list[tuple[list[str], int]] = []
     for group in job.groups:
         with suppress(Exception):  # of a step that is tried: `train_missing` meets it too, and marks the cohort
-            own, fitting = [hashes for hashes in group.cohorts if job.missing(hashes)], 0
+            group_cohorts, fitting = [hashes for hashes in group.cohorts if job.missing(hashes)], 0
             with suppress(Exception):
-                fitting = group.fitting * usable // budget if budget and usable and own else 0
-            cohorts += [(hashes, fitting // len(hashes)) for hashes in own]
+                fitting = group.fitting * usable // budget if budget and usable and group_cohorts else 0
+            cohorts += [(hashes, fitting // len(hashes)) for hashes in group_cohorts]
     if not gpus:
         return [(hashes, 0.0) for hashes, _ in cohorts]
     waiting = math.ceil(len(cohorts) / gpus)
@@ -101,12 +101,12 @@ def _run_tasks(
     crashes: Counter[str] = Counter()
     problems: list[str] = []
     pending: dict[Any, tuple[list[str], float]] = {}
-    shared = ray.put(plan)
+    plan_ref = ray.put(plan)
 
     def submit(hashes: list[str], gpu: float) -> None:
         task = ray.remote(num_cpus=threads, num_gpus=gpu, max_retries=0)(train_cohort)
-        own = str(store.path.absolute()), shared, hashes, "cuda" if gpu else "cpu", threads
-        pending[task.remote(*own)] = hashes, gpu
+        arguments = str(store.path.absolute()), plan_ref, hashes, "cuda" if gpu else "cpu", threads
+        pending[task.remote(*arguments)] = hashes, gpu
 
     missing = job.missing()
     progress.start(len(job.requests), len(job.requests) - len(missing))
@@ -128,8 +128,8 @@ def _run_tasks(
                 if crashes[hashes[0]] >= MAX_CRASHES:
                     problems.append(f"a process died {MAX_CRASHES} times: {first_line(error)}")
                     continue
-                what = "A node was lost" if lost else "A process died"
-                progress.message(f"{what}; runs that go on from their last task: {len(hashes)}.")
+                event = "A node was lost" if lost else "A process died"
+                progress.message(f"{event}; runs that go on from their last task: {len(hashes)}.")
                 submit(hashes, gpu)
             else:
                 progress.finish_cohort(len(missing.intersection(hashes) - job.missing(hashes)))
@@ -140,8 +140,8 @@ def _run_tasks(
             ray.wait(list(pending), num_returns=len(pending), timeout=GRACE_SECONDS)
         progress.stop()
     if problems:
-        left = f"{len(job.missing())} of {len(job.requests)} runs are not trained"
-        raise GlocalError(f"{left}: {problems[0].rstrip('.')}. Run the command again to train them.")
+        message = f"{len(job.missing())} of {len(job.requests)} runs are not trained"
+        raise GlocalError(f"{message}: {problems[0].rstrip('.')}. Run the command again to train them.")
 
 
 @contextmanager
@@ -161,9 +161,9 @@ def _connection(address: str | None) -> Iterator[Any]:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
         ray.init(address, include_dashboard=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, OverflowError) as error:
-        at = f"at '{address}'" if address else "on this machine"
+        place = f"at '{address}'" if address else "on this machine"
         raise GlocalError(
-            f"no Ray cluster answers {at} ({first_line(error).rstrip('.')}). Start one: ray start --head."
+            f"no Ray cluster answers {place} ({first_line(error).rstrip('.')}). Start one: ray start --head."
         ) from error
     try:
         yield ray

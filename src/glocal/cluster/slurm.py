@@ -36,12 +36,14 @@ class Worker:
 
         store = Store.open(self.store)
         code = tuple(map(Path, self.code))
-        left, problems = work(store, "auto", self.seconds, code, progress=Bars(), grace=self.grace, track=self.track)
+        runs_left, problems = work(
+            store, "auto", self.seconds, code, progress=Bars(), grace=self.grace, track=self.track
+        )
         for problem in problems:
             print(problem, file=sys.stderr, flush=True)
-        if left and callable(signal.getsignal(signal.SIGUSR2)) and not _is_ending():
+        if runs_left and callable(signal.getsignal(signal.SIGUSR2)) and not _is_ending():
             os.kill(os.getpid(), signal.SIGUSR2)  # submitit's handler requeues the job and exits
-        return left
+        return runs_left
 
     def checkpoint(self, index: int) -> Any:
         """Return what the requeued job runs: the same."""
@@ -77,16 +79,16 @@ def submit(store: Path, code: Sequence[str], options: SweepOptions, cluster: str
     seconds = parse_time(str(options.time))
     require(seconds >= 60, f"time = '{options.time}' was given; a job needs a minute or more.")
     warning = int(min(SIGNAL_SECONDS, seconds / 6))
-    more: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for part in (options.slurm or "").split(","):
         name, equals, value = part.partition("=")
         require(not part or bool(name and equals), f"slurm = '{options.slurm}' was given; write NAME=VALUE,NAME=VALUE.")
-        more |= {name.replace("_", "-"): value} if part else {}
+        parameters |= {name.replace("_", "-"): value} if part else {}
     worker = Worker(str(store.absolute()), tuple(code), seconds - 1.5 * warning, 0.8 * warning, options.track)
     try:
         executor = submitit.AutoExecutor(store / "slurm", cluster, slurm_max_num_timeout=MAX_TIMEOUTS)
         executor.update_parameters(name="glocal", timeout_min=int(seconds // 60), gpus_per_node=options.gpus)
-        slurm = {"signal_delay_s": warning, "additional_parameters": {"requeue": True, **more}}
+        slurm = {"signal_delay_s": warning, "additional_parameters": {"requeue": True, **parameters}}
         slurm |= {"partition": options.partition} if options.partition else {}
         executor.update_parameters(**{f"slurm_{name}": value for name, value in slurm.items()})
         return list(executor.map_array(worker, range(options.workers or 1)))

@@ -36,13 +36,13 @@ def read_status(store: Store) -> Status:
     """Return the status of a store, from its files alone: call it where you like, for example on a login node."""
     cohorts = store.cohorts()
     finished = set(store.names())
-    wanted = {hash for plan in read_plans(store) for hash in plan.runs}
-    wanted |= {hash for cohort in cohorts for hash in cohort.hashes}
+    hashes = {hash for plan in read_plans(store) for hash in plan.runs}
+    hashes |= {hash for cohort in cohorts for hash in cohort.hashes}
     training = [cohort for cohort in cohorts if cohort.last.held]
     failures = [cohort for cohort in cohorts if cohort.failed is not None]
     running = {hash for cohort in training for hash in cohort.hashes} - finished
     failed = {hash for cohort in failures for hash in cohort.hashes} - finished - running
-    waiting = wanted - finished - running - failed
+    waiting = hashes - finished - running - failed
     runs = [run for run in store.read(finished).values() if isinstance(run, Run)]  # `glocal verify` tells of the others
     ends = sorted((str(run.info.get("finished")), float(run.info["cost"]["seconds"])) for run in runs)
     return Status(
@@ -60,8 +60,8 @@ def read_status(store: Store) -> Status:
 def elapsed(cohort: StoredCohort) -> float:
     """Return for how many seconds a cohort is in training, as far as the clocks of two machines agree."""
     try:
-        began = datetime.fromisoformat(cohort.last.about["since"])
-        return max(0.0, (datetime.now(UTC) - began).total_seconds())
+        start = datetime.fromisoformat(cohort.last.about["since"])
+        return max(0.0, (datetime.now(UTC) - start).total_seconds())
     except (KeyError, TypeError, ValueError):
         return 0.0
 
@@ -77,14 +77,14 @@ def _seconds_left(training: list[StoredCohort], waiting: int, seconds: list[floa
 
     None: no worker trains, or nothing is known of the time of a run yet.
     """
-    each = fmean(seconds) if seconds else None
-    left: list[float] = []
+    mean_seconds = fmean(seconds) if seconds else None
+    estimates: list[float] = []
     for cohort in training:
         tasks, done, begun = (count(cohort, name) for name in ("tasks", "finished", "begun"))
         if done > begun:
-            left.append(elapsed(cohort) * (tasks - done) / (done - begun))
-        elif each is not None:
-            left.append(max(0.0, each * len(cohort.hashes) - elapsed(cohort)))
-    if not left or (waiting and each is None):
+            estimates.append(elapsed(cohort) * (tasks - done) / (done - begun))
+        elif mean_seconds is not None:
+            estimates.append(max(0.0, mean_seconds * len(cohort.hashes) - elapsed(cohort)))
+    if not estimates or (waiting and mean_seconds is None):
         return None
-    return max(max(left), (sum(left) + waiting * (each or 0.0)) / len(training))
+    return max(max(estimates), (sum(estimates) + waiting * (mean_seconds or 0.0)) / len(training))

@@ -44,8 +44,8 @@ class Stop:
 
     def __call__(self) -> bool:
         now = time.monotonic()
-        took, self._boundary = now - self._boundary, now
-        self.asked |= now + took > self._end
+        duration, self._boundary = now - self._boundary, now
+        self.asked |= now + duration > self._end
         return self.asked
 
     @contextmanager
@@ -100,7 +100,7 @@ def work(
     stop, progress = Stop(seconds, grace), progress or ProgressReporter()
     jobs: dict[Path, Job] = {}
     refused: dict[Path, str] = {}
-    left = 0
+    runs_left = 0
     progress.start(*_count(store))
     try:
         with GLOBAL_STATE, tracking(track, store.path) as tracked, suppress(KeyboardInterrupt), stop.listening():
@@ -116,16 +116,16 @@ def work(
                         except GlocalError as error:
                             refused[plan.path] = str(error)
                 missing = {path: runs for path, job in jobs.items() if (runs := job.missing())}
-                left = sum(map(len, missing.values()))
+                runs_left = sum(map(len, missing.values()))
                 if not missing:
                     break
                 if not any(jobs[path].train_next(runs) for path, runs in missing.items()):
-                    progress.waiting(left)
+                    progress.waiting(runs_left)
                     time.sleep(POLL_SECONDS)
     finally:
         progress.stop()
     errors = [str(error) for job in jobs.values() for error in job.errors.values()]
-    return left, list(dict.fromkeys([*refused.values(), *errors]))
+    return runs_left, list(dict.fromkeys([*refused.values(), *errors]))
 
 
 def _count(store: Store) -> tuple[int, int]:

@@ -67,8 +67,8 @@ def eigenpairs(
     matrix = as_matrix(matrix)
     if start is None:
         # A random direction almost surely has a component along every eigenvector.
-        like, generator = vector_like(matrix), torch.Generator().manual_seed(0)
-        start = torch.randn(like.numel(), dtype=like.dtype, generator=generator).to(like.device)
+        vector, generator = vector_like(matrix), torch.Generator().manual_seed(0)
+        start = torch.randn(vector.numel(), dtype=vector.dtype, generator=generator).to(vector.device)
     return lanczos(matrix, start, k, steps=steps, largest=largest, tolerance=tolerance)
 
 
@@ -213,7 +213,7 @@ def _orthogonalize(w: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
     return rest, _norm(rest)
 
 
-def _restart_vector(like: Tensor, j: int) -> Tensor:
+def _restart_vector(vector: Tensor, j: int) -> Tensor:
     """Return a fixed vector for every j with a component in any subspace: a wave of increasing frequency."""
-    i = torch.arange(1, like.numel() + 1, dtype=torch.float64, device=like.device)
-    return (i.square() * (2**0.5 * (j + 1) % 1) + i * 3**0.5).cos().to(like.dtype)
+    i = torch.arange(1, vector.numel() + 1, dtype=torch.float64, device=vector.device)
+    return (i.square() * (2**0.5 * (j + 1) % 1) + i * 3**0.5).cos().to(vector.dtype)

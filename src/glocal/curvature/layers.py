@@ -95,12 +95,12 @@ def affine_layers(risk: Risk) -> dict[str, AffineLayer]:
     They depend only on the network's structure and the shape of its inputs, so one pass with the module's own tensors
     and an input of zeros finds them.
     """
-    known = _AFFINE_LAYERS.setdefault(risk.module, {})
+    layers = _AFFINE_LAYERS.setdefault(risk.module, {})
     shape = risk.x.shape[1:]
-    if shape not in known:
-        like = next(iter(risk.params.values())) if risk.x.is_floating_point() else risk.x
-        known[shape] = _find_affine_layers(risk.module, torch.zeros(1, *shape, dtype=like.dtype, device=like.device))
-    return known[shape]
+    if shape not in layers:
+        leaf = next(iter(risk.params.values())) if risk.x.is_floating_point() else risk.x
+        layers[shape] = _find_affine_layers(risk.module, torch.zeros(1, *shape, dtype=leaf.dtype, device=leaf.device))
+    return layers[shape]
 
 
 _AFFINE_LAYERS: WeakKeyDictionary[nn.Module, dict[torch.Size, dict[str, AffineLayer]]] = WeakKeyDictionary()
@@ -118,23 +118,23 @@ def _find_affine_layers(module: nn.Module, zeros: Tensor) -> dict[str, AffineLay
 
     # A network that is a single layer has no name for it, and its parameters could not be found by name.
     layers = {name: layer for name, layer in named_layers(module).items() if name}
-    everything = dict(module.named_parameters(remove_duplicate=False))
+    parameters = dict(module.named_parameters(remove_duplicate=False))
     hooks = (layer.register_forward_hook(partial(detach_layer, name)) for name, layer in layers.items())
     with hooked(hooks), torch.enable_grad():
         outputs = module(zeros).sum()
     used_elsewhere: set[str] = set()
     if outputs.requires_grad:
-        trainable = {k: p for k, p in everything.items() if p.requires_grad}
+        trainable = {k: p for k, p in parameters.items() if p.requires_grad}
         grads = torch.autograd.grad(outputs, list(trainable.values()), allow_unused=True)
         used_elsewhere = {k for k, grad in zip(trainable, grads, strict=True) if grad is not None}
 
     def owns_parameters(name: str) -> bool:
         keys = [f"{name}.{kind}" for kind, _ in layers[name].named_parameters()]
-        untied = all(sum(everything[k] is p for p in everything.values()) == 1 for k in keys)
+        untied = all(sum(parameters[k] is p for p in parameters.values()) == 1 for k in keys)
         return untied and not used_elsewhere & set(keys)
 
-    once = {name: calls[name][0] for name in layers if len(calls.get(name, ())) == 1}
-    return {name: affine for name, affine in once.items() if affine is not None and owns_parameters(name)}
+    single_calls = {name: calls[name][0] for name in layers if len(calls.get(name, ())) == 1}
+    return {name: affine for name, affine in single_calls.items() if affine is not None and owns_parameters(name)}
 
 
 def chunk_size(risk: Risk, cotangents: Cotangents | None, limit: int, max_bytes: int = MAX_ACTIVATION_BYTES) -> int:

@@ -70,9 +70,9 @@ def takes_network(function: Callable[..., R]) -> Callable[..., R]:
     def call(*args: Any, **kwargs: Any) -> R:
         if hasattr(first := args[0] if args else kwargs.get("model"), "__matmul__") or isinstance(first, Risk):
             return function(*args, **kwargs)
-        given = network_signature.bind(*args, **kwargs).arguments
+        arguments = network_signature.bind(*args, **kwargs).arguments
         with full_precision(), explain_missing_derivatives():
-            return function(network_risk(*(given.pop(p.name) for p in three)), **given)
+            return function(network_risk(*(arguments.pop(p.name) for p in three)), **arguments)
 
     call.__signature__ = network_signature  # type: ignore[attr-defined]
     return call

@@ -127,12 +127,12 @@ def _sum_over_chunks(risk: Risk, prepare: Callable[[Risk], Product]) -> Operator
     check_eval_mode(risk.module)
     with _product_ops(risk):
         size = risk.chunk_size or chunk_size(risk, None, MAX_CHUNK_SIZE, memory_budget(risk.params))
-        kept = prepare(risk) if len(risk) <= size else None
+        full_product = prepare(risk) if len(risk) <= size else None
 
     def product(v: Params) -> Params:
-        if kept is not None:  # it calls no layer
+        if full_product is not None:  # it calls no layer
             with torch.no_grad():
-                return kept(v)
+                return full_product(v)
         with _product_ops(risk):
             total = {k: torch.zeros_like(t) for k, t in v.items()}
             for part in risk.chunks(size):

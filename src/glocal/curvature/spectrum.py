@@ -162,11 +162,11 @@ def trace(matrix: Risk | SymmetricMatrix, probes: int | Tensor = 32, block_size:
             return Estimate(exact, 0 * exact.abs())
         sketch, queries = probes.chunk(2)
         q, _ = torch.linalg.qr(_products(matrix, sketch, block_size).mT)
-        inside = (q.mT * _products(matrix, q.mT, block_size)).sum(1, dtype=torch.float64)
+        span_terms = (q.mT * _products(matrix, q.mT, block_size)).sum(1, dtype=torch.float64)
         for _ in range(2):
             queries = queries - (queries @ q) @ q.mT
-        outside = (queries * _products(matrix, queries, block_size)).sum(1, dtype=torch.float64)
-        return Estimate(inside.sum() + outside.mean(), outside.std() / len(outside) ** 0.5)
+        rest_terms = (queries * _products(matrix, queries, block_size)).sum(1, dtype=torch.float64)
+        return Estimate(span_terms.sum() + rest_terms.mean(), rest_terms.std() / len(rest_terms) ** 0.5)
 
 
 def random_signs(count: int, size: int, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -179,8 +179,8 @@ def _probes(matrix: SymmetricMatrix, probes: int | Tensor) -> Tensor:
     """Return the given random vectors, or that many random signs, the same on every device."""
     if isinstance(probes, Tensor):
         return probes
-    like = vector_like(matrix)
-    return random_signs(probes, like.numel(), torch.Generator().manual_seed(0), like.dtype).to(like.device)
+    vector = vector_like(matrix)
+    return random_signs(probes, vector.numel(), torch.Generator().manual_seed(0), vector.dtype).to(vector.device)
 
 
 def _products(matrix: SymmetricMatrix, rows: Tensor, block_size: int) -> Tensor:

@@ -118,27 +118,27 @@ def rehearse(executor: Executor, state: State, loader: Loader) -> float:
         The seconds that an epoch would take.
     """
     cohort = executor.cohort
-    short = copy.copy(loader)
-    short.steps = min(loader.steps, STEPS[cohort.device.type])
+    short_loader = copy.copy(loader)
+    short_loader.steps = min(loader.steps, STEPS[cohort.device.type])
     run = min(range(len(cohort)), key=lambda run: cohort.members[run].lr)
 
     def epoch() -> Tensor:
-        return executor.epoch(state, short, 0, lambda steps: None).cpu()  # waits for the device
+        return executor.epoch(state, short_loader, 0, lambda steps: None).cpu()  # waits for the device
 
     executor.arrange(state)
     executor.before_epoch(state, 0)
     if type(executor) is Sequential:
         epoch()
     else:
-        alone, together = losses_of(run, cohort, state, short), epoch()[run]
-        same = torch.allclose(together, alone, rtol=0.1, atol=0.01, equal_nan=True)
-        require(same, f"its first losses are {together.tolist()}, but {alone.tolist()} where a run is trained alone")
+        expected, losses = losses_of(run, cohort, state, short_loader), epoch()[run]
+        same = torch.allclose(losses, expected, rtol=0.1, atol=0.01, equal_nan=True)
+        require(same, f"its first losses are {losses.tolist()}, but {expected.tolist()} where a run is trained alone")
     with torch.no_grad():
         executor.consolidate(state, loader, limit=8)
     executor.arrange(state)
-    seconds = timed(epoch) * loader.steps / short.steps
+    seconds = timed(epoch) * loader.steps / short_loader.steps
     if is_long(cohort, seconds):  # or only the first of these steps is, which may be captured
-        seconds = min(timed(epoch) for _ in range(TIMINGS[cohort.device.type])) * loader.steps / short.steps
+        seconds = min(timed(epoch) for _ in range(TIMINGS[cohort.device.type])) * loader.steps / short_loader.steps
     with torch.no_grad():
         executor.predict(state, slice(0, len(cohort)), loader.x[None, :2], 0)
     if executor.note:  # it works, but not as it should
@@ -147,9 +147,9 @@ def rehearse(executor: Executor, state: State, loader: Loader) -> float:
 
 
 def timed(function: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     function()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def is_long(cohort: Cohort, epoch_seconds: float) -> bool:
@@ -159,8 +159,8 @@ def is_long(cohort: Cohort, epoch_seconds: float) -> bool:
 
 def losses_of(run: int, cohort: Cohort, state: State, loader: Loader) -> Tensor:
     """Return the objectives of one run's next steps, trained alone; the state is not changed."""
-    own = State.from_tree(tree.map_tree(torch.clone, state.select(run).as_tree()), state.clock)
-    alone = Sequential(cohort)
-    hyper = tree.select(alone.hyper, run)
+    run_state = State.from_tree(tree.map_tree(torch.clone, state.select(run).as_tree()), state.clock)
+    executor = Sequential(cohort)
+    hyper = tree.select(executor.hyper, run)
     batches = enumerate(loader.batches_of(run))
-    return torch.stack([alone.step(own, loader.scheduled(hyper, i, run), batch) for i, batch in batches]).cpu()
+    return torch.stack([executor.step(run_state, loader.scheduled(hyper, i, run), batch) for i, batch in batches]).cpu()

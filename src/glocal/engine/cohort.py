@@ -94,7 +94,7 @@ class Cohort:
         algorithms = [scalars(m.algorithm) for m in self.members]
         columns = {
             "lr": [m.lr for m in self.members],
-            "algorithm": {k: [own[k] for own in algorithms] for k in algorithms[0]},
+            "algorithm": {k: [values[k] for values in algorithms] for k in algorithms[0]},
             "optimizer": step_scalars([m.optimizer for m in self.members]),
         }
         return tree.map_tree(partial(torch.tensor, device=self.device), columns)
@@ -109,8 +109,8 @@ class Cohort:
         return Model(module, self.loss, *sizes, classes=self._classes, draws=self.draws, **options)
 
     def _classes(self, task: int) -> tuple[int, ...]:
-        known = self.horizon is None or task < self.challenge.tasks
-        require(known, f"{self.algorithm.name} uses the classes of later tasks: it cannot be planned with a horizon.")
+        valid = self.horizon is None or task < self.challenge.tasks
+        require(valid, f"{self.algorithm.name} uses the classes of later tasks: it cannot be planned with a horizon.")
         return self.challenge.task(task, self.members[0].seed).classes
 
     @cached_property
@@ -149,11 +149,11 @@ class Cohort:
         for seed in {m.seed for m in self.members}:
             network = self.network(seed).to(self.device)
             params = {k: p.detach() for k, p in network.named_parameters() if p.requires_grad}
-            own = {k: p for k, p in frozen_parameters(network).items() if not torch.equal(p, shared[k])}
-            parts[seed] = params, dict(network.named_buffers()), own
-        differing = [k for k in shared if any(k in own for _, _, own in parts.values())]
+            frozen = {k: p for k, p in frozen_parameters(network).items() if not torch.equal(p, shared[k])}
+            parts[seed] = params, dict(network.named_buffers()), frozen
+        differing = [k for k in shared if any(k in frozen for _, _, frozen in parts.values())]
         runs = [parts[m.seed] for m in self.members]
-        rest = [buffers | {k: own.get(k, shared[k]) for k in differing} for _, buffers, own in runs]
+        rest = [buffers | {k: frozen.get(k, shared[k]) for k in differing} for _, buffers, frozen in runs]
         return tree.stack([params for params, _, _ in runs]), tree.stack(rest)
 
     def initial_state(self, example: Batch, start: tuple[Params, Params] | None = None) -> State:
@@ -163,9 +163,9 @@ class Cohort:
         example = example.with_inputs(model.transform.normalize(example.x))
         memories = []
         for run, member in enumerate(self.members):
-            own = tree.select(params, run)
+            run_params = tree.select(params, run)
             with global_generator(generator(member.seed, "memory"), self.device):
-                memory = member.algorithm.init(model.bind(tree.select(buffers, run)), own, example)
+                memory = member.algorithm.init(model.bind(tree.select(buffers, run)), run_params, example)
             check_memory(memory, f"{member.algorithm.name}.init")
             memories.append(tree.map_tree(lambda leaf: leaf.to(self.device), memory))
         diverged = torch.full((len(self),), -1, dtype=torch.long, device=self.device)

@@ -13,7 +13,7 @@ from typing import Any
 
 
 def _measures(*splits: str) -> tuple[str, ...]:
-    return tuple(f"{s}_{scope}_{what}" for s in splits for scope in ("class", "task") for what in ("accuracy", "loss"))
+    return tuple(f"{s}_{scope}_{kind}" for s in splits for scope in ("class", "task") for kind in ("accuracy", "loss"))
 
 
 MEASURES = _measures("train", "test")

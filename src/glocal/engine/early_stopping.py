@@ -49,9 +49,9 @@ class EarlyStopping:
     def _keep(self, state: State, better: Tensor) -> None:
         if not self._best:
             self._best = tree.map_tree(torch.clone, state.as_tree())
-        chosen = better.nonzero().flatten().to(self.cohort.device)
+        runs = better.nonzero().flatten().to(self.cohort.device)
         for best, new in zip(tree.flatten(self._best).values(), tree.flatten(state.as_tree()).values(), strict=True):
-            best[chosen] = new[chosen]
+            best[runs] = new[runs]
 
     def restore_best(self, state: State) -> None:
         """Return every run to the state after its best epoch."""

@@ -104,23 +104,23 @@ class Evaluator:
         self._data = lru_cache(maxsize=None)(self._load)
 
     def _load(self, task: int) -> list[EvaluationGroup]:
-        each = [self._load_group(task, runs) for runs in self.cohort.groups]
-        sizes = {(s.runs.stop - s.runs.start, *(len(d.y[0]) for d in s.splits.values())) for s in each}
-        masks = {None if s.mask is None else tuple(s.mask.tolist()) for s in each}
-        if not self.at_once or len(each) == 1 or len(sizes) > 1 or len(masks) > 1:
-            return each
-        runs, of = slice(each[0].runs.start, each[-1].runs.stop), each[0].splits
-        splits = {k: Data(*(torch.cat([s.splits[k][i] for s in each]) for i in range(2))) for k in of}
-        return [EvaluationGroup(runs, splits, each[0].mask)]
+        groups = [self._load_group(task, runs) for runs in self.cohort.groups]
+        sizes = {(s.runs.stop - s.runs.start, *(len(d.y[0]) for d in s.splits.values())) for s in groups}
+        masks = {None if s.mask is None else tuple(s.mask.tolist()) for s in groups}
+        if not self.at_once or len(groups) == 1 or len(sizes) > 1 or len(masks) > 1:
+            return groups
+        runs, names = slice(groups[0].runs.start, groups[-1].runs.stop), groups[0].splits
+        splits = {k: Data(*(torch.cat([s.splits[k][i] for s in groups]) for i in range(2))) for k in names}
+        return [EvaluationGroup(runs, splits, groups[0].mask)]
 
     def _load_group(self, task: int, runs: slice) -> EvaluationGroup:
         device, challenge = self.cohort.device, self.cohort.challenge
-        made = challenge.task(task, self.cohort.members[runs.start].seed if challenge.seeded else 0, device)
-        splits = {**made.splits, "train": evenly_spaced(made.train, self.cohort.train_eval)}
+        task_data = challenge.task(task, self.cohort.members[runs.start].seed if challenge.seeded else 0, device)
+        splits = {**task_data.splits, "train": evenly_spaced(task_data.train, self.cohort.train_eval)}
         mask = None
-        if 0 < len(made.classes) < challenge.outputs:
+        if 0 < len(task_data.classes) < challenge.outputs:
             mask = torch.zeros(challenge.outputs, dtype=torch.bool, device=device)
-            mask[list(made.classes)] = True
+            mask[list(task_data.classes)] = True
         return EvaluationGroup(
             runs, {k: Data(d.x[None].to(device), d.y[None].to(device)) for k, d in splits.items()}, mask
         )
@@ -182,11 +182,11 @@ class Evaluator:
             if masks["task"] is None:
                 del scopes["task"]
             for scope, logits in scopes.items():
-                for what, value in self._sums(logits, targets).items():
-                    key = f"{scope}_{what}"
+                for measure, value in self._sums(logits, targets).items():
+                    key = f"{scope}_{measure}"
                     sums[key] = sums[key] + value if key in sums else value
-        together = torch.stack(list(sums.values())) / data.y.shape[1]  # from the device in one piece
-        means = dict(zip(sums, together.cpu(), strict=True))
+        mean_values = torch.stack(list(sums.values())) / data.y.shape[1]  # from the device in one piece
+        means = dict(zip(sums, mean_values.cpu(), strict=True))
         if masks["task"] is None:
             means |= {k.replace("class", "task"): v for k, v in means.items()}
         return means

@@ -142,16 +142,16 @@ class Sequential(Executor):
     def epoch(self, state: State, loader: Loader, epoch: int, tick: Tick, on_step: OnStep | None = None) -> Tensor:
         losses = []
         for run in range(len(self.cohort)):
-            own = state.select(run)
+            run_state = state.select(run)
             hyper = tree.select(self.hyper, run)
             with self._network_randomness(run, (int(loader.task), epoch)):
                 for i, batch in enumerate(loader.batches_of(run)):
-                    losses.append(self.step(own, loader.scheduled(hyper, i, run), batch))
+                    losses.append(self.step(run_state, loader.scheduled(hyper, i, run), batch))
                     tick(1)
                     if on_step is not None:
-                        stacked = tree.map_tree(lambda leaf: leaf.unsqueeze(0), own.as_tree())
-                        on_step(State.from_tree(stacked, own.clock), i + 1)
-            copy_into_(own.as_tree(), tree.select(state.as_tree(), run))
+                        stacked = tree.map_tree(lambda leaf: leaf.unsqueeze(0), run_state.as_tree())
+                        on_step(State.from_tree(stacked, run_state.clock), i + 1)
+            copy_into_(run_state.as_tree(), tree.select(state.as_tree(), run))
         return torch.stack(losses).view(len(self.cohort), -1)
 
     def over_runs(
@@ -161,21 +161,21 @@ class Sequential(Executor):
         for run in range(runs.start, runs.stop):
             with nullcontext() if stream is None else self._network_randomness(run, stream):
                 results.append(function(*(tree.select(part, run) for part in trees), *shared))
-        return _stacked(results)
+        return _stack(results)
 
     def _network_randomness(self, run: int, stream: tuple[str | int, ...]) -> AbstractContextManager[None]:
         """Seed torch's global generator, which an LSTM's dropout and the like draw from, for one run and epoch."""
-        own = generator(self.cohort.members[run].seed, "network", *stream)
-        return global_generator(own, self.cohort.device)
+        run_generator = generator(self.cohort.members[run].seed, "network", *stream)
+        return global_generator(run_generator, self.cohort.device)
 
 
-def _stacked(results: Sequence[Any]) -> Any:
+def _stack(results: Sequence[Any]) -> Any:
     """Stack equal results of several runs: tensors, trees of tensors, or tuples of these."""
     first = results[0]
     if isinstance(first, Tensor):
         return torch.stack(list(results))
     if isinstance(first, tuple):
-        return tuple(_stacked(parts) for parts in zip(*results, strict=True))
+        return tuple(_stack(parts) for parts in zip(*results, strict=True))
     return tree.stack(results)
 
 

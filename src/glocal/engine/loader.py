@@ -101,10 +101,10 @@ class Loader:
 
     def batch_at(self, step: Tensor, size: int, runs: slice = slice(None)) -> Batch:
         """Return the same with the number of the step on the device, for a captured graph, and for some of the runs."""
-        where = step * self.cohort.batch_size + torch.arange(size, device=self.device)
+        positions = step * self.cohort.batch_size + torch.arange(size, device=self.device)
         keys = self.tensors["keys"][runs].index_select(1, step.view(1)).squeeze(1)
         progress = self.tensors["progress"].index_select(0, step.view(1)).squeeze(0)
-        rows = self.tensors["rows"][runs].index_select(1, where)
+        rows = self.tensors["rows"][runs].index_select(1, positions)
         return Batch(*self._examples(rows, runs), self.task, keys, progress)
 
     def batches_of(self, run: int) -> Iterator[Batch]:
@@ -145,10 +145,10 @@ class Loader:
         require(x.dtype == dtype, f"the exemplars of {self.cohort.algorithm.name} have {types}: store batch.stored.")
         return {"exemplars_x": x, "exemplars_y": y}
 
-    def _place(self, tensor: Tensor, held: Tensor | None) -> Tensor:
-        if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
+    def _place(self, tensor: Tensor, buffer: Tensor | None) -> Tensor:
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
             return tensor.to(self.device)
-        return held.copy_(tensor)
+        return buffer.copy_(tensor)
 
     def _examples(self, rows: Tensor, runs: slice) -> tuple[Tensor, Tensor]:
         """Return examples of some runs, (runs, n, ...); rows beyond the task's own are the run's exemplars."""
@@ -174,5 +174,5 @@ def evenly_spaced(data: Data, count: int) -> Data:
     """Return at most `count` examples, evenly spaced through the data."""
     if data.y.shape[0] <= count:
         return data
-    chosen = evenly_spaced_indices(data.y.shape[0], count)
-    return Data(data.x[chosen], data.y[chosen])
+    indices = evenly_spaced_indices(data.y.shape[0], count)
+    return Data(data.x[indices], data.y[indices])

@@ -102,17 +102,17 @@ def bytes_per_run(cohort: Cohort) -> int:
     loader.load_epoch(0)
     state = one.initial_state(loader.example())
     executor = Sequential(one)
-    kept: dict[int, int] = {}
+    saved_bytes: dict[int, int] = {}
 
     def pack(saved: Tensor) -> Tensor:
         storage = saved.untyped_storage()
         if storage.data_ptr() not in shared:
-            kept[storage.data_ptr()] = storage.nbytes()
+            saved_bytes[storage.data_ptr()] = storage.nbytes()
         return saved
 
     shared = {p.untyped_storage().data_ptr() for p in executor.program.model.frozen.values()}
     # Of two runs: twice the size of one, as a step holds them before and after.
-    _, own = cohort.only([cohort.members[0], cohort.members[-1]]).initial()
+    _, buffers = cohort.only([cohort.members[0], cohort.members[-1]]).initial()
     before = tree.nbytes(state.memory)
 
     def step() -> None:
@@ -124,13 +124,13 @@ def bytes_per_run(cohort: Cohort) -> int:
     except RuntimeError as error:
         if "saved tensor hooks" not in str(error):
             raise
-        kept.clear()
+        saved_bytes.clear()
         with EveryResult(pack):  # torch.func.grad allows no such hooks
             step()
     executor.consolidate(state, loader)
     grown = max(0, tree.nbytes(state.memory) - before)
-    held = before + grown * one.challenge.tasks + tree.nbytes(state.optimizer)
-    return 4 * tree.nbytes(state.params) + tree.nbytes(own) + 2 * sum(kept.values()) + 2 * held
+    state_bytes = before + grown * one.challenge.tasks + tree.nbytes(state.optimizer)
+    return 4 * tree.nbytes(state.params) + tree.nbytes(buffers) + 2 * sum(saved_bytes.values()) + 2 * state_bytes
 
 
 def largest_cohort(cohort: Cohort, budget: int | None = None) -> int:
@@ -138,14 +138,14 @@ def largest_cohort(cohort: Cohort, budget: int | None = None) -> int:
     available = int(FREE_MEMORY_FRACTION * free_bytes(cohort.device)) if budget is None else budget
     # The runs of a group share data: the current task, and the evaluation data of all tasks.
     task = cohort.challenge.task(0, cohort.members[0].seed)
-    measured = min(cohort.train_eval, len(task.train.y)) + len(task.test.y)
+    eval_examples = min(cohort.train_eval, len(task.train.y)) + len(task.test.y)
     example_bytes = task.train.x[:1].nbytes + task.train.y[:1].nbytes
-    data_bytes = example_bytes * (len(task.train.y) + cohort.challenge.tasks * measured)
+    data_bytes = example_bytes * (len(task.train.y) + cohort.challenge.tasks * eval_examples)
     available -= tree.nbytes(cohort.model(vectorised=False).frozen)
-    each = bytes_per_run(cohort) + data_bytes * len(cohort.groups) // len(cohort)
-    if each > available:
+    run_bytes = bytes_per_run(cohort) + data_bytes * len(cohort.groups) // len(cohort)
+    if run_bytes > available:
         raise GlocalError(
-            f"one run of {cohort.algorithm.name} on {cohort.challenge.name} needs about {each / 1e6:,.0f} MB, and "
+            f"one run of {cohort.algorithm.name} on {cohort.challenge.name} needs about {run_bytes / 1e6:,.0f} MB, and "
             f"{available / 1e6:,.0f} MB may be used. {SMALLER}"
         )
-    return available // each
+    return available // run_bytes

@@ -40,15 +40,15 @@ class NetworkCheck:
         self.cohort = replace(cohort, members=members, precision="fp32", device=CPU)
         self.training = not self.cohort.draws  # in training, plain PyTorch would draw other numbers
         groups = [next(g for g, part in enumerate(cohort.groups) if part.start <= run < part.stop) for run in runs]
-        chosen = evenly_spaced_indices(loader.examples, EXAMPLES).to(loader.device)
+        indices = evenly_spaced_indices(loader.examples, EXAMPLES).to(loader.device)
         batches = [loader.whole(group) for group in groups]
-        self.x = torch.stack([self.cohort.transform.normalize(batch.x[chosen].cpu()) for batch in batches])
-        self.y = torch.stack([batch.y[chosen].cpu() for batch in batches])
-        self.expected = [self._plain(run) for run in range(len(runs))]
+        self.x = torch.stack([self.cohort.transform.normalize(batch.x[indices].cpu()) for batch in batches])
+        self.y = torch.stack([batch.y[indices].cpu() for batch in batches])
+        self.expected = [self._plain_gradient(run) for run in range(len(runs))]
         params, self.buffers = self.cohort.initial()
         self.params = {k: p * _factors(p[0]) for k, p in params.items()}
 
-    def _plain(self, run: int) -> Params | None:
+    def _plain_gradient(self, run: int) -> Params | None:
         """Return the gradient by plain PyTorch; None if that fails, or is not finite."""
         network, x, y = self.cohort.network(self.cohort.members[run].seed), self.x[run], self.y[run]
         with torch.no_grad():
@@ -56,13 +56,13 @@ class NetworkCheck:
                 p.mul_(_factors(p))
         network = network.train() if self.training else set_eval_mode(network)
         name, tensors = type(network).__name__, dict((*network.named_parameters(), *network.named_buffers()))
-        before, given = {k: t.detach().clone() for k, t in tensors.items()}, x.clone()
+        before, inputs = {k: t.detach().clone() for k, t in tensors.items()}, x.clone()
         try:
-            first = self._backward(network, given, y)
+            first = self._backward(network, inputs, y)
         except Exception:  # training meets the error too, and reports it
             return None
         message = f"the network {name} changes its inputs in place, and with them the data: work on a copy, x.clone()."
-        require(torch.equal(given, x), message)
+        require(torch.equal(inputs, x), message)
         if not all(g.isfinite().all() for g in first.values()):
             return None
         if run > 0:
@@ -72,7 +72,7 @@ class NetworkCheck:
                 tensor.copy_(before[k])
         second = self._backward(network, x.clone(), y)
         require(
-            not _differing(second, first, REPEATED),
+            not _differing_names(second, first, REPEATED),
             f"the network {name} gives different results for the same inputs, parameters and buffers: it keeps other "
             "state, or draws from numpy, Python's random or a generator of its own. Runs would depend on each other. "
             "Keep state in buffers (register_buffer), and draw from torch's global generator.",
@@ -93,14 +93,14 @@ class NetworkCheck:
             buffers = tree.map_tree(torch.clone, tree.select(self.buffers, run))  # a pass may change them in place
             bound = model.bind(buffers, training=self.training)
             try:
-                found = bound.grad(tree.select(self.params, run), self.x[run], self.y[run])
+                gradients = bound.grad(tree.select(self.params, run), self.x[run], self.y[run])
             except Exception:  # training meets the error too, and reports it
                 return
-            differing = self._differing(found, run)
+            names = self._differing_names(gradients, run)
             require(
-                not differing,
+                not names,
                 f"the network {type(model.module).__name__} is not a function of its parameters and buffers, as "
-                f"training here needs it: its gradient by {differing} differs from that of loss.backward(). {advice}.",
+                f"training here needs it: its gradient by {names} differs from that of loss.backward(). {advice}.",
             )
 
     def together(self) -> None:
@@ -113,16 +113,16 @@ class NetworkCheck:
 
         with torch.enable_grad():
             losses = vmap(loss)(leaves, tree.map_tree(torch.clone, self.buffers), self.x, self.y)
-            given = list(leaves.values())
-            gradients = torch.autograd.grad(losses.sum(), given, allow_unused=True, materialize_grads=True)
+            inputs = list(leaves.values())
+            gradients = torch.autograd.grad(losses.sum(), inputs, allow_unused=True, materialize_grads=True)
         for run in range(len(self.expected)):
-            differing = self._differing({k: g[run] for k, g in zip(leaves, gradients, strict=True)}, run)
-            require(not differing, f"the gradient by {differing} is another one than that of a run alone")
+            names = self._differing_names({k: g[run] for k, g in zip(leaves, gradients, strict=True)}, run)
+            require(not names, f"the gradient by {names} is another one than that of a run alone")
 
-    def _differing(self, found: Params, run: int) -> str:
+    def _differing_names(self, gradients: Params, run: int) -> str:
         """Return the names of parameters whose gradients are not those of plain PyTorch."""
         expected = self.expected[run]
-        names = [] if expected is None else _differing(found, expected, TOLERANCE)
+        names = [] if expected is None else _differing_names(gradients, expected, TOLERANCE)
         return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
 
 
@@ -131,8 +131,8 @@ def _factors(p: Tensor) -> Tensor:
     return (0.5 + 0.618 * torch.arange(p.numel(), dtype=torch.float32) % 1).to(p.dtype).view(p.shape)
 
 
-def _differing(found: Params, expected: Params, tolerance: float) -> list[str]:
+def _differing_names(gradients: Params, expected: Params, tolerance: float) -> list[str]:
     """Return the names of the parameters whose gradients differ."""
-    whole = torch.stack([g.double().square().sum() for g in expected.values()]).sum().sqrt()
-    allowed = {k: tolerance * (g.double().norm() + whole / 100) for k, g in expected.items()}
-    return [k for k, g in expected.items() if not (found[k].double() - g.double()).norm() <= allowed[k]]
+    total_norm = torch.stack([g.double().square().sum() for g in expected.values()]).sum().sqrt()
+    allowed = {k: tolerance * (g.double().norm() + total_norm / 100) for k, g in expected.items()}
+    return [k for k, g in expected.items() if not (gradients[k].double() - g.double()).norm() <= allowed[k]]

@@ -83,7 +83,7 @@ class Program:
     def before_epoch(
         self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, epoch: int, epochs: int
     ) -> tuple[Any, Any]:
-        new = self._with(hyper).before_epoch(self.model.bind(buffers), params, memory, epoch, epochs)
+        new = self._algorithm_of(hyper).before_epoch(self.model.bind(buffers), params, memory, epoch, epochs)
         return changed(new[0], params), changed(new[1], memory)
 
     def prepare(self, x: Tensor, key: Tensor) -> Tensor:
@@ -93,11 +93,11 @@ class Program:
         self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, batch: Batch
     ) -> tuple[Tensor, Params, Memory]:
         model = self.model.bind(buffers, key=batch.key, purpose="objective", statistics="first pass", memory=memory)
-        value = self._with(hyper).objective(model, params, memory, batch)
+        value = self._algorithm_of(hyper).objective(model, params, memory, batch)
         loss, aux = value if isinstance(value, tuple) else (value, {})
         if not isinstance(loss, Tensor) or loss.dim() > 0:
-            given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            message = f"{self.algorithm.name}.objective must return one number as a tensor; it returned {given}."
+            description = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            message = f"{self.algorithm.name}.objective must return one number as a tensor; it returned {description}."
             raise GlocalError(message)
         return loss, model.buffers, aux
 
@@ -105,10 +105,10 @@ class Program:
         self, grads: Params, params: Params, buffers: Params, memory: Memory, hyper: Hyper, batch: Batch
     ) -> tuple[Any, Params]:
         model = self.model.bind(buffers, key=batch.key, purpose="direction", statistics="kept")
-        return changed(self._with(hyper).direction(model, grads, params, memory, batch), grads), model.buffers
+        return changed(self._algorithm_of(hyper).direction(model, grads, params, memory, batch), grads), model.buffers
 
     def observe(self, memory: Memory, hyper: Hyper, step: Step) -> Any:
-        new = self._changed_memory("observe", self._with(hyper).observe(memory, step), memory)
+        new = self._changed_memory("observe", self._algorithm_of(hyper).observe(memory, step), memory)
         if new is not UNCHANGED:
             sizes, old = ({k: tuple(v.shape) for k, v in tree.flatten(m).items()} for m in (new, memory))
             other = [f"'{k}' from {old.get(k)} to {sizes.get(k)}" for k in old | sizes if old.get(k) != sizes.get(k)]
@@ -121,19 +121,19 @@ class Program:
     ) -> tuple[Any, Params]:
         model = self.model.bind(buffers, key=random["key"], statistics="kept")
         data = data._replace(**random).with_inputs(model.transform.normalize(data.x))
-        new = self._with(hyper).consolidate(model, params, memory, data)
+        new = self._algorithm_of(hyper).consolidate(model, params, memory, data)
         return self._changed_memory("consolidate", new, memory), model.buffers
 
     def predict(self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, x: Tensor, task: int) -> Tensor:
         model = self.model.bind(buffers, training=False)
-        return self._with(hyper).predict(model, params, memory, model.prepare(x), task)
+        return self._algorithm_of(hyper).predict(model, params, memory, model.prepare(x), task)
 
     def _changed_memory(self, method: str, new: Any, old: Memory) -> Any:
         if new is not old:
             check_memory(new, f"{self.algorithm.name}.{method}")
         return changed(new, old)
 
-    def _with(self, hyper: Hyper) -> Algorithm:
+    def _algorithm_of(self, hyper: Hyper) -> Algorithm:
         """Return the algorithm with this run's hyperparameters, now tensors, in its float fields."""
         if not hyper["algorithm"]:
             return self.algorithm
@@ -149,10 +149,10 @@ def changed(new: Any, old: Any) -> Any:
 
 def unshare(memory: Tree, batch: Batch) -> Tree:
     """Clone leaves that do not own their memory: `vmap` returns a constant as one tensor expanded over the runs."""
-    fed = {t.data_ptr() for t in (batch.task, batch.progress, batch.key, batch.lr) if t is not None}
+    batch_pointers = {t.data_ptr() for t in (batch.task, batch.progress, batch.key, batch.lr) if t is not None}
 
-    def own(leaf: Tensor) -> Tensor:
+    def unshare_leaf(leaf: Tensor) -> Tensor:
         shared = leaf.dim() > 0 and leaf.shape[0] > 1 and leaf.stride(0) == 0
-        return leaf.clone() if shared or leaf.data_ptr() in fed else leaf
+        return leaf.clone() if shared or leaf.data_ptr() in batch_pointers else leaf
 
-    return tree.map_tree(own, memory)
+    return tree.map_tree(unshare_leaf, memory)

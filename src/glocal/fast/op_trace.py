@@ -38,16 +38,16 @@ def trace(function: Function, example: Sequence[Tensor]) -> Function:
         raise RuntimeError(f"a function of more than {MAX_TRACED_BYTES} bytes of arguments is not traced.")
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         with ForbidDataAccess():
-            traced = make_fx(lambda given: function(given))([copy_with_strides(t) for t in example])
+            traced = make_fx(lambda arguments: function(arguments))([copy_with_strides(t) for t in example])
         _simplify(traced, [copy_with_strides(t) for t in example])
-    return lambda given: traced.forward(*given)
+    return lambda arguments: traced.forward(*arguments)
 
 
 def copy_with_strides(tensor: Tensor) -> Tensor:
     """Return a copy with the same strides; expanded dimensions stay expanded."""
     tensor = tensor.detach()
-    once = tensor[tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())]
-    return torch.empty_strided(once.shape, once.stride(), dtype=tensor.dtype).copy_(once).expand(tensor.shape)
+    base = tensor[tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())]
+    return torch.empty_strided(base.shape, base.stride(), dtype=tensor.dtype).copy_(base).expand(tensor.shape)
 
 
 class ForbidDataAccess(TorchFunctionMode):
@@ -84,8 +84,8 @@ def _simplify(traced: GraphModule, example: list[Tensor]) -> None:
             with graph.inserting_before(node):
                 node.replace_all_uses_with(graph.create_node("get_attr", f"constant_{node.name}"))
         elif isinstance(value, Tensor) and value.numel():
-            where = (value.data_ptr(), value.shape, value.stride(), value.dtype, value.is_conj(), value.is_neg())
-            first = places.setdefault(where, node)
+            key = (value.data_ptr(), value.shape, value.stride(), value.dtype, value.is_conj(), value.is_neg())
+            first = places.setdefault(key, node)
             if first is not node:
                 node.replace_all_uses_with(first)
     graph.eliminate_dead_code(has_side_effects)
@@ -99,10 +99,10 @@ def _run(traced: GraphModule, example: list[Tensor]) -> dict[Node, Any]:
     """Run every operation once and return all results, so that no two share an address."""
     values: dict[Node, Any] = {}
     sizes: dict[int, int] = {}
-    given = iter(example)
+    inputs = iter(example)
     for node in traced.graph.nodes:
         if node.op == "placeholder":
-            values[node] = next(given)
+            values[node] = next(inputs)
         elif node.op == "get_attr":
             values[node] = getattr(traced, node.target)
         elif node.op == "call_function":
@@ -136,9 +136,9 @@ def binding(target: Any) -> Callable[..., Any] | None:
     """Return torch's own binding of an operation, a few times faster to call than the `OpOverload`."""
     name = getattr(getattr(target, "_schema", None), "name", "").removeprefix("aten::")
     for holder, kind in ((torch, BuiltinFunctionType), (torch.Tensor, MethodDescriptorType)):
-        found = getattr(holder, name, None) if name else None
-        if isinstance(found, kind):
-            return found
+        candidate = getattr(holder, name, None) if name else None
+        if isinstance(candidate, kind):
+            return candidate
     return None
 
 
@@ -152,12 +152,12 @@ def mutated(node: Node) -> list[Node]:
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return []
-    given = {a.name: value for a, value in zip(schema.arguments, node.args, strict=False)} | node.kwargs
-    found: list[Node] = []
+    arguments = {a.name: value for a, value in zip(schema.arguments, node.args, strict=False)} | node.kwargs
+    nodes: list[Node] = []
     for argument in schema.arguments:
         if argument.alias_info and argument.alias_info.is_write:
-            map_arg(given.get(argument.name), found.append)
-    return found
+            map_arg(arguments.get(argument.name), nodes.append)
+    return nodes
 
 
 def random(node: Node) -> bool:

@@ -34,17 +34,17 @@ class StepTracer:
         self._traces: dict[Hashable, Function | None] = {}
 
     def __call__(self, state: State, hyper: Hyper, batch: Batch) -> Tensor:
-        held = tree.flatten(state.parts())
-        given = [*held.values(), *tree.flatten(hyper).values(), *(t for t in batch if t is not None)]
-        shapes = (*held, *((t.shape, t.stride(), t.dtype) for t in given))
+        leaves = tree.flatten(state.parts())
+        arguments = [*leaves.values(), *tree.flatten(hyper).values(), *(t for t in batch if t is not None)]
+        shapes = (*leaves, *((t.shape, t.stride(), t.dtype) for t in arguments))
         replay = self._traces.get(shapes)
         if replay is None:
             enough = self.min_calls_after_first if any(self._traces.values()) else self.min_calls
             if shapes not in self._traces and self._count(shapes) >= min(enough, self.min_calls):
-                self._traces[shapes] = self._trace(state, hyper, given)
+                self._traces[shapes] = self._trace(state, hyper, arguments)
             return self._step(state, hyper, batch)
         with torch.no_grad():
-            losses, *new = replay(given)
+            losses, *new = replay(arguments)
         _put(state, new)
         return losses
 
@@ -55,20 +55,20 @@ class StepTracer:
         self._made[shapes] = self._made.get(shapes, 0) + 1
         return self._made[shapes]
 
-    def _trace(self, like: State, hyper: Hyper, given: list[Tensor]) -> Function | None:
+    def _trace(self, example: State, hyper: Hyper, arguments: list[Tensor]) -> Function | None:
         """Return the trace, or None if the step cannot be traced or its trace gives other results."""
-        names = list(tree.flatten(like.parts()))
+        names = list(tree.flatten(example.parts()))
 
-        def step(given: Sequence[Tensor]) -> list[Tensor]:
-            state, rest = replace(like), iter(given[len(names) :])
-            _put(state, given[: len(names)])
+        def step(arguments: Sequence[Tensor]) -> list[Tensor]:
+            state, rest = replace(example), iter(arguments[len(names) :])
+            _put(state, arguments[: len(names)])
             losses = self._step(state, tree.map_tree(lambda _: next(rest), hyper), Batch(*rest))
             new = tree.flatten(state.parts())
             return [losses, *(new[name] for name in names)]
 
         try:
-            recorded = trace(step, given)
-            return recorded if bitwise_equal(step, recorded, given) else None
+            recorded = trace(step, arguments)
+            return recorded if bitwise_equal(step, recorded, arguments) else None
         except Exception:
             return None
 
@@ -87,9 +87,9 @@ def bitwise_equal(one: Function, other: Function, given: Sequence[Tensor]) -> bo
     """Return whether two functions return the same and leave the same in their arguments, bit by bit."""
 
     def results(function: Function) -> list[Tensor]:
-        own = [copy_with_strides(t) for t in given]
+        arguments = [copy_with_strides(t) for t in given]
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            return [*function(own), *own]
+            return [*function(arguments), *arguments]
 
     def same(a: Tensor, b: Tensor) -> bool:
         return a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
@@ -101,7 +101,7 @@ def is_traceable(network: nn.Module) -> bool:
     """Return whether all modules are torch's or ours, without hooks: others may behave differently at every call."""
     for part in network.modules():
         hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
-        ours = type(part).__module__.split(".")[0] in ("glocal", "torch")
-        if not ours or isinstance(part, torch.jit.ScriptModule) or any(hooks) or "forward" in vars(part):
+        trusted = type(part).__module__.split(".")[0] in ("glocal", "torch")
+        if not trusted or isinstance(part, torch.jit.ScriptModule) or any(hooks) or "forward" in vars(part):
             return False
     return True

@@ -119,11 +119,11 @@ def own_curves(run: RecordedRun, relative_to_solution: bool = False) -> ErrorCur
     algorithm, model, trace = run.algorithm, run.model, run.trace
 
     def measure(snapshot: Snapshot, task: int) -> tuple[Tensor, dict[str, Tensor]]:
-        at_solution = snapshot._replace(checkpoint=trace.solution(task))
-        points = (snapshot, at_solution) if relative_to_solution else (snapshot,)
-        true, *true_then = (own_loss(algorithm, model, point, trace.tasks[task], task) for point in points)
-        approximate, *then = (own_approximation(algorithm, model, point, task) for point in points)
-        return true, {"own": approximate - then[0] + true_then[0] if relative_to_solution else approximate}
+        solution = snapshot._replace(checkpoint=trace.solution(task))
+        points = (snapshot, solution) if relative_to_solution else (snapshot,)
+        true, *true_offset = (own_loss(algorithm, model, point, trace.tasks[task], task) for point in points)
+        approximate, *offset = (own_approximation(algorithm, model, point, task) for point in points)
+        return true, {"own": approximate - offset[0] + true_offset[0] if relative_to_solution else approximate}
 
     return _measure_curves(trace, run.snapshots, ["own"], measure)["own"]
 

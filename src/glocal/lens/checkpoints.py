@@ -75,7 +75,7 @@ def trace_checkpoints(
     for o in range(len(data)):
         _check_task(trace, o)
     equal = [
-        all(torch.equal(p, part[k]) for part, now in zip(before, after, strict=True) for k, p in now.items())
+        all(torch.equal(p, old[k]) for old, new in zip(before, after, strict=True) for k, p in new.items())
         for before, after in pairwise(points)
     ]
     if equal[:1] == [True] and not all(equal):
@@ -89,12 +89,12 @@ def trace_checkpoints(
     return trace
 
 
-def _as_list(what: str, given: Any) -> list[Any]:
+def _as_list(name: str, values: Any) -> list[Any]:
     """Return tasks or checkpoints as a list, and refuse a single one."""
-    single = isinstance(given, str | Mapping | Tensor | Dataset | DataLoader | nn.Module) or is_tensor_pair(given)
-    message = f"{what} must be a list with one item per {what.removesuffix('s')}; {describe(given)} was given."
-    require(isinstance(given, Iterable) and not single, message)
-    return list(given)
+    single = isinstance(values, str | Mapping | Tensor | Dataset | DataLoader | nn.Module) or is_tensor_pair(values)
+    message = f"{name} must be a list with one item per {name.removesuffix('s')}; {describe(values)} was given."
+    require(isinstance(values, Iterable) and not single, message)
+    return list(values)
 
 
 def _read_state_dict(module: nn.Module, state: Any) -> Checkpoint:

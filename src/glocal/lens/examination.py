@@ -181,7 +181,7 @@ def examine_trace(
     require_positive(eigenvalues=eigenvalues)
     count = min(eigenvalues, trace.num_params)
     epsilon = resolve_epsilon(epsilon, trace)
-    report = on_progress or (lambda done, total, what: None)
+    report = on_progress or (lambda done, total, text: None)
     report(0, n, "forgetting")
     pairs = forgetting(trace)
     thetas = torch.stack([trace.theta(t).double() for t in range(-1, n)])

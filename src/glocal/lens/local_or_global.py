@@ -213,8 +213,8 @@ def _probes(start: Checkpoint, end: Checkpoint, seed: int, run: int) -> list[Che
     """Return a probe at each of the PROBE_LOCATIONS of a run."""
     a, b = to_vector(start.params), to_vector(end.params)
     direction = torch.randn(b.shape[0], generator=generator(seed, "locality", "probe", run)).to(b)
-    beyond = b + (b - a).norm() * direction / direction.norm()
-    return [start, *(Checkpoint(from_vector(v, end.params), end.buffers) for v in ((a + b) / 2, b, beyond))]
+    extrapolation = b + (b - a).norm() * direction / direction.norm()
+    return [start, *(Checkpoint(from_vector(v, end.params), end.buffers) for v in ((a + b) / 2, b, extrapolation))]
 
 
 @torch.no_grad()
@@ -228,7 +228,7 @@ def _evaluate(
     """
     resampled = cohort.algorithm
     assert isinstance(resampled, ResampledMemory)
-    tested, seed, draws = resampled.algorithm, cohort.members[0].seed, range(resampled.draws)
+    algorithm, seed, draws = resampled.algorithm, cohort.members[0].seed, range(resampled.draws)
     model = cohort.model(vectorised=False)
     data = data.with_inputs(model.transform.normalize(data.x))
     # A probe has its own BatchNorm statistics, the same for all solutions.
@@ -242,8 +242,8 @@ def _evaluate(
         # Dropout and users' code draw from torch's global generator: it has the same seed for every solution.
         with global_generator(generator(seed, "locality", "network", draw), cohort.device):
             (params, buffers), batch = copy_checkpoint(snapshot.state, run), data._replace(key=keys[draw])
-            memory = tested.consolidate(model.bind(buffers, key=batch.key), params, memory, batch)
-            values = [_approximation(tested, m, memory, p) for m, p in zip(probe_models, probes, strict=True)]
+            memory = algorithm.consolidate(model.bind(buffers, key=batch.key), params, memory, batch)
+            values = [_approximation(algorithm, m, memory, p) for m, p in zip(probe_models, probes, strict=True)]
         return torch.stack(values).cpu()
 
     def table(runs: Sequence[int], draws: Sequence[int], repetitions: int) -> Tensor:
@@ -255,17 +255,17 @@ def _evaluate(
     return torch.cat([pilot, rest.expand(-1, len(draws), REPETITIONS, -1)])
 
 
-def _approximation(tested: Algorithm, model: Model, memory: Memory, probe: Checkpoint) -> Tensor:
+def _approximation(algorithm: Algorithm, model: Model, memory: Memory, probe: Checkpoint) -> Tensor:
     r"""Return \hat L_o(θ) at a probe; report exceptions of a user's algorithm in one line."""
 
     def evaluate() -> Tensor:
-        value = tested.approximation(model, memory, 0)(probe.params)
+        value = algorithm.approximation(model, memory, 0)(probe.params)
         kind = f"one of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         scalar = isinstance(value, Tensor) and value.dim() == 0
-        require(scalar, f"the approximation of {tested.name} must return a scalar tensor; it returned {kind}.")
+        require(scalar, f"the approximation of {algorithm.name} must return a scalar tensor; it returned {kind}.")
         return value
 
-    cls = type(tested)
+    cls = type(algorithm)
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     built_in = file is None or cls.__module__.startswith("glocal.")
     return evaluate() if built_in else resolve.call_user_code(evaluate, f"{file}:{cls.__name__}")

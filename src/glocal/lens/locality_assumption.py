@@ -83,29 +83,29 @@ def region_radii(
         return torch.where(error.isfinite() & (error <= rounding), 0.0, error)
 
     previous = errors(torch.arange(len(units)), torch.zeros(len(units), 1, dtype=torch.float64))[:, 0]
-    inside = torch.zeros(len(units), dtype=torch.float64)
-    outside = torch.where(previous < epsilon, torch.inf, inside)
+    inner = torch.zeros(len(units), dtype=torch.float64)
+    outer = torch.where(previous < epsilon, torch.inf, inner)
     for low, high in pairwise((0.0, *grid)):
-        active = outside.isinf().nonzero().flatten()
+        active = outer.isinf().nonzero().flatten()
         if not len(active):
             break
         current = errors(active, torch.full((len(active), 1), high, dtype=torch.float64))[:, 0]
-        near = active[~(torch.maximum(previous[active], current) < REFINE_FROM * epsilon)]
-        previous[active], inside[active] = current, high
-        if len(near):
+        candidates = active[~(torch.maximum(previous[active], current) < REFINE_FROM * epsilon)]
+        previous[active], inner[active] = current, high
+        if len(candidates):
             finer = torch.linspace(low, high, REFINE_STEPS + 2, dtype=torch.float64)
-            above = ~(errors(near, finer[1:].expand(len(near), -1)) < epsilon)
-            crossed, index = near[above.any(1)], above.long().argmax(1)[above.any(1)]
-            inside[crossed], outside[crossed] = finer[index], finer[index + 1]
+            above = ~(errors(candidates, finer[1:].expand(len(candidates), -1)) < epsilon)
+            crossed, index = candidates[above.any(1)], above.long().argmax(1)[above.any(1)]
+            inner[crossed], outer[crossed] = finer[index], finer[index + 1]
     while True:
-        unknown = outside.isfinite() & (outside - inside > tolerance * outside.clamp(min=ZERO_RADIUS))
+        unknown = outer.isfinite() & (outer - inner > tolerance * outer.clamp(min=ZERO_RADIUS))
         if not unknown.any():
-            return torch.where(outside.isfinite(), inside, torch.inf)
+            return torch.where(outer.isfinite(), inner, torch.inf)
         wide = unknown.nonzero().flatten()
-        middle = (inside[wide] + outside[wide]) / 2
+        middle = (inner[wide] + outer[wide]) / 2
         below = errors(wide, middle.unsqueeze(-1))[:, 0] < epsilon
-        inside[wide] = torch.where(below, middle, inside[wide])
-        outside[wide] = torch.where(below, outside[wide], middle)
+        inner[wide] = torch.where(below, middle, inner[wide])
+        outer[wide] = torch.where(below, outer[wide], middle)
 
 
 class TrajectoryRadii(NamedTuple):
@@ -123,12 +123,12 @@ def trajectory_radii(curves: ErrorCurves, epsilon: float) -> TrajectoryRadii:
     """Measure the radius of every Ω^ε_o along training."""
     require_epsilon(epsilon)
     known = curves.known
-    left = (known & ~(curves.error < epsilon)).long().cumsum(0) > 0
-    before = torch.where(known & ~left, curves.distance, -torch.inf).amax(0)
-    exit_distance = curves.distance.gather(0, (left & known).long().argmax(0, keepdim=True))[0]
-    never_left = torch.where(known.any(0), torch.inf, torch.nan)
+    exited = (known & ~(curves.error < epsilon)).long().cumsum(0) > 0
+    before = torch.where(known & ~exited, curves.distance, -torch.inf).amax(0)
+    exit_distance = curves.distance.gather(0, (exited & known).long().argmax(0, keepdim=True))[0]
+    no_exit = torch.where(known.any(0), torch.inf, torch.nan)
     return TrajectoryRadii(
-        torch.where(before.isinf(), torch.nan, before), torch.where(left.any(0), exit_distance, never_left)
+        torch.where(before.isinf(), torch.nan, before), torch.where(exited.any(0), exit_distance, no_exit)
     )
 
 
@@ -145,10 +145,10 @@ class LocalityViolation(NamedTuple):
     def __str__(self) -> str:
         tasks = f"task{'s' if len(self.tasks) > 1 else ''} {', '.join(str(o + 1) for o in self.tasks)}"
         finished = f"{self.task} task{'s' if self.task > 1 else ''} finished"
-        when = f"at step {self.step}" if self.step >= 0 else f"at snapshot {self.snapshot}"
+        step = f"at step {self.step}" if self.step >= 0 else f"at snapshot {self.snapshot}"
         if 0 <= self.last_step_inside < self.step - 1:
-            when = f"between steps {self.last_step_inside} and {self.step}"
-        return f"the locality assumption is violated {when}, with {finished}: the error on {tasks} is {self.error:.3g}"
+            step = f"between steps {self.last_step_inside} and {self.step}"
+        return f"the locality assumption is violated {step}, with {finished}: the error on {tasks} is {self.error:.3g}"
 
 
 class LocalityAssumption(NamedTuple):
@@ -236,7 +236,7 @@ def training_errors(
     trace, snapshots = run.trace, run.snapshots
     require(len(trace.tasks) > 1, "the run has a single task: there is no forgetting to measure.")
     epsilon = resolve_epsilon(epsilon, trace, run)
-    report = on_progress or (lambda done, total, what: None)
+    report = on_progress or (lambda done, total, text: None)
     total = len(snapshots)
     report(0, total, OWN)
     curves = {OWN: own_curves(run), OWN_RELATIVE: own_curves(run, relative_to_solution=True)}

@@ -196,8 +196,8 @@ class Monitor:
                 self._vectorised = False
         results = []
         for run, group in enumerate(self._group_of_run):
-            own = (*(tree.select(part, run) for part in trees), *(part[group] for part in data))
-            results.append(function(self._model, *own))
+            arguments = (*(tree.select(part, run) for part in trees), *(part[group] for part in data))
+            results.append(function(self._model, *arguments))
         return tree.stack(results)
 
     def _measure_own(self, task: int, state: State, values: Tensor) -> None:

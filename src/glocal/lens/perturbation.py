@@ -157,9 +157,9 @@ def top_eigenpairs(
 
 def unit_directions(trace: TrainingTrace, task: int, count: int, seed: int = 0) -> Tensor:
     """Return random directions μ, uniform on the unit sphere, (count, P)."""
-    like, stream = trace.theta(task), generator(seed, "perturbation", "directions", task)
-    rows = torch.stack([torch.randn(len(like), dtype=torch.float64, generator=stream) for _ in range(count)])
-    return (rows / rows.norm(dim=1, keepdim=True)).to(like)
+    theta, stream = trace.theta(task), generator(seed, "perturbation", "directions", task)
+    rows = torch.stack([torch.randn(len(theta), dtype=torch.float64, generator=stream) for _ in range(count)])
+    return (rows / rows.norm(dim=1, keepdim=True)).to(theta)
 
 
 def _float64_losses(

@@ -72,7 +72,7 @@ def spectra(
 ) -> list[Density]:
     r"""Return the eigenvalues of \bar H_{<t} for t = 1 … N, all of them or a density."""
     require_positive(steps=steps, probes=probes)
-    return _dense(trace) if trace.num_params <= max_dense else _estimated(trace, steps, probes, seed)
+    return _dense(trace) if trace.num_params <= max_dense else _estimate(trace, steps, probes, seed)
 
 
 def ranks(
@@ -94,7 +94,7 @@ def ranks(
 
 def effective_rank(spectrum: Density) -> Tensor:
     """exp(−Σ p log p), p = |λ| / Σ|λ|; 0 for a matrix of zeros."""
-    scaled = _scaled(spectrum)
+    scaled = _scaled_density(spectrum)
     mass = scaled.sum(torch.abs).value
     entropy = mass.log() - scaled.sum(lambda nodes: torch.xlogy(nodes.abs(), nodes.abs())).value / mass
     return torch.where(mass == 0, 0.0, entropy.exp())
@@ -102,7 +102,7 @@ def effective_rank(spectrum: Density) -> Tensor:
 
 def participation_ratio(spectrum: Density) -> Tensor:
     """(Σ|λ|)² / Σλ²; 0 for a matrix of zeros."""
-    scaled = _scaled(spectrum)
+    scaled = _scaled_density(spectrum)
     mass = scaled.sum(torch.abs).value
     return torch.where(mass == 0, 0.0, mass.square() / scaled.sum(torch.square).value)
 
@@ -114,12 +114,12 @@ def _error(measure: Callable[[Density], Tensor], spectrum: Density) -> Tensor:
         return spectrum.sum(torch.zeros_like).error
     if count == 1:
         return measure(spectrum) * torch.nan
-    others = [[i for i in range(count) if i != left] for left in range(count)]
-    parts = torch.stack([measure(Density(spectrum.nodes[kept], spectrum.weights[kept])) for kept in others])
+    subsets = [[i for i in range(count) if i != j] for j in range(count)]
+    parts = torch.stack([measure(Density(spectrum.nodes[subset], spectrum.weights[subset])) for subset in subsets])
     return parts.std(correction=0) * (count - 1) ** 0.5
 
 
-def _scaled(spectrum: Density) -> Density:
+def _scaled_density(spectrum: Density) -> Density:
     """Scale the largest |λ| to 1: ranks do not depend on the scale, but squares of small numbers underflow."""
     scale = torch.where(spectrum.radius == 0, 1.0, spectrum.radius)
     return Density(spectrum.nodes / scale, spectrum.weights, spectrum.exact)
@@ -140,7 +140,7 @@ def _dense(trace: TrainingTrace) -> list[Density]:
     return densities
 
 
-def _estimated(trace: TrainingTrace, steps: int, probes: int, seed: int) -> list[Density]:
+def _estimate(trace: TrainingTrace, steps: int, probes: int, seed: int) -> list[Density]:
     """Estimate densities; without the largest |λ| that Lanczos finds precisely, the others have a lower variance."""
     start, signs, densities = trace.random_start(seed), trace.random_probes(probes, seed), []
     size = min(steps, len(start))
@@ -149,6 +149,6 @@ def _estimated(trace: TrainingTrace, steps: int, probes: int, seed: int) -> list
         top = lanczos(average, start, min(MAX_OUTLIERS, size), size)
         converged = top.residuals <= MAX_RELATIVE_RESIDUAL * top.values.abs()
         count = int(converged.long().cumprod(0).sum())  # the leading ones
-        known = Eigenpairs(*(part[:count] for part in top)) if count else None
-        densities.append(density(average, signs, steps, trace.hvp_batch_size, known))
+        outliers = Eigenpairs(*(part[:count] for part in top)) if count else None
+        densities.append(density(average, signs, steps, trace.hvp_batch_size, outliers))
     return densities

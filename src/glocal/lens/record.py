@@ -212,8 +212,8 @@ class StoredRun:
         require_positive(examples=examples, every_steps=every_steps)
         require(not self.missing, self.missing)
         cohort, challenge = self.cohort, self.cohort.challenge
-        known = isinstance(cohort.make_network, Pretrained) or "init" not in self.run.config["network"]
-        require(known, "the run started from a checkpoint: give its file as init (--init FILE) to train it again.")
+        has_init = isinstance(cohort.make_network, Pretrained) or "init" not in self.run.config["network"]
+        require(has_init, "the run started from a checkpoint: give its file as init (--init FILE) to train it again.")
         require(cohort.patience is None, "the run stopped early: its epochs include some that it did not keep.")
         require(challenge.tasks > 1, "the run has learned a single task: there is no forgetting to measure.")
         sizes = [challenge.task(t, self.run.seed).train.y.shape[0] for t in range(challenge.tasks)]
@@ -230,10 +230,10 @@ class StoredRun:
         bar = progress and progress(self.run.algorithm, challenge.tasks, cohort.epochs * sum(epoch_steps))
         (recorded,) = record(cohort, every_steps=every_steps, examples=examples, progress=bar)
         start, *solutions = recorded.trace.checkpoints
-        now = torch.stack([distance(checkpoint, start) for checkpoint in solutions]).cpu()
+        current = torch.stack([distance(checkpoint, start) for checkpoint in solutions]).cpu()
         stored = torch.as_tensor(self.run.arrays["distance_from_init"]).double()
-        relative = ((now - stored).abs() / stored.clamp(min=torch.finfo(torch.float64).tiny)).nan_to_num(torch.inf)
-        both_diverged = ~now.isfinite() & ~stored.isfinite()
+        relative = ((current - stored).abs() / stored.clamp(min=torch.finfo(torch.float64).tiny)).nan_to_num(torch.inf)
+        both_diverged = ~current.isfinite() & ~stored.isfinite()
         return Retraced(recorded, float(relative.masked_fill(both_diverged, 0.0).max()), sizes)
 
 
@@ -263,8 +263,8 @@ def open_run(
     require((path / "config.json").exists(), f"'{path}' is not a run of a store: give STORE/runs/HASH.")
     run = Store(path.resolve().parent.parent).run(path.resolve().name)
     config = run.config
-    given = {"challenge": challenge, "network": network, "algorithm": algorithm}
-    missing = [what for what, part in given.items() if part is None and not is_built_in(what, config)]
+    parts = {"challenge": challenge, "network": network, "algorithm": algorithm}
+    missing = [kind for kind, part in parts.items() if part is None and not is_built_in(kind, config)]
     optional = {"algorithm"} & {*missing} if run.info.get("plain_network") is True else set()
     request = _request(missing, optional, config) if missing else ""
     require({*missing} == optional, request)
@@ -285,8 +285,8 @@ def open_run(
     trained = resolve.Resolved(Algorithm(), config["algorithm"])
     if not missing:
         trained = resolve.algorithm(_part("algorithm", algorithm, config), options)
-    for what, part in (("challenge", resolved), ("network", make), ("algorithm", trained)):
-        _require_same(what, part.config, expected[what])
+    for kind, part in (("challenge", resolved), ("network", make), ("algorithm", trained)):
+        _require_same(kind, part.config, expected[kind])
     optimizer = config.get("optimizer", {"name": "sgd", "options": {}})
     stepped = resolve.optimizer(optimizer["name"], optimizer["options"])
     member = Member(run.seed, run.lr, trained.value, stepped.value)
@@ -297,21 +297,21 @@ def open_run(
     return StoredRun(run, cohort, request)
 
 
-def _part(what: str, given: Any, config: Mapping[str, dict[str, str]]) -> Any:
+def _part(kind: str, value: Any, config: Mapping[str, dict[str, str]]) -> Any:
     """Return what to resolve as a part of a stored run: what is given, or a built-in name.
 
     A file must have the hash of the run's. An object whose file has this hash is taken from the file.
 
     A store may be a stranger's: no code is loaded from a file because a configuration names it.
     """
-    if given is not None and not isinstance(given, str):
-        spec = _file_spec(type(given) if isinstance(given, Algorithm) else given)
-        return spec if spec and resolve.file_hash(spec, what) == config[what].get("source") else given
-    if given is not None:
-        if resolve.is_file_spec(given):
-            _require_same(what, {**config[what], "source": resolve.file_hash(given, what)}, config[what])
-        return given
-    return str(config[what]["name"])
+    if value is not None and not isinstance(value, str):
+        spec = _file_spec(type(value) if isinstance(value, Algorithm) else value)
+        return spec if spec and resolve.file_hash(spec, kind) == config[kind].get("source") else value
+    if value is not None:
+        if resolve.is_file_spec(value):
+            _require_same(kind, {**config[kind], "source": resolve.file_hash(value, kind)}, config[kind])
+        return value
+    return str(config[kind]["name"])
 
 
 def is_built_in(what: str, config: Mapping[str, dict[str, Any]]) -> bool:
@@ -324,15 +324,15 @@ def is_built_in(what: str, config: Mapping[str, dict[str, Any]]) -> bool:
 
 def _request(missing: Sequence[str], optional: Collection[str], config: Mapping[str, dict[str, Any]]) -> str:
     """Return the sentence that asks for parts of a run that are not built in; `optional` ones to train it again."""
-    names = [f"{what} '{config[what]['name']}'" for what in missing]
+    names = [f"{kind} '{config[kind]['name']}'" for kind in missing]
     flags = [
-        f"--{what} PATH.py:{'FUNCTION' if what == 'challenge' else config[what]['name']}"
-        f"{' (only to train the run again)' if what in optional else ''}"
-        for what in missing
+        f"--{kind} PATH.py:{'FUNCTION' if kind == 'challenge' else config[kind]['name']}"
+        f"{' (only to train the run again)' if kind in optional else ''}"
+        for kind in missing
     ]
     return (
         f"the run's {' and '.join(names)} {'is' if len(names) == 1 else 'are'} not built in: give {' '.join(flags)}; "
-        f"in Python {', '.join(f'{what}=' for what in missing)} with the path or the object."
+        f"in Python {', '.join(f'{kind}=' for kind in missing)} with the path or the object."
     )
 
 
@@ -346,21 +346,21 @@ def _file_spec(target: Any) -> str | None:
     return f"{path}:{name}" if path and Path(path).is_file() and name.isidentifier() else None
 
 
-def _require_same(what: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> None:
+def _require_same(kind: str, new: Mapping[str, Any], old: Mapping[str, Any]) -> None:
     """Raise an error that says what differs unless the challenge, network or algorithm is the one of the run."""
-    flat = [tree.flatten(part) for part in (then, now)]
+    flat = [tree.flatten(part) for part in (old, new)]
     names = [name for name in dict.fromkeys([*flat[0], *flat[1]]) if flat[0].get(name) != flat[1].get(name)]
     if not names:
         return
-    advice = f"Give the {what} that was trained, or train the run again."
-    if "source" in names and "source" not in then:
-        found = f"the run has the built-in '{then['name']}'"
-        advice = f"Leave the {what} out."
-    elif "source" in names and "source" in now:
-        found = f"its code has changed since the run was trained (hash {then['source']} then, {now['source']} now)"
-        advice = f"{advice} A file counts as a whole; {what}s that were trained as Python objects are given as objects."
+    advice = f"Give the {kind} that was trained, or train the run again."
+    if "source" in names and "source" not in old:
+        cause = f"the run has the built-in '{old['name']}'"
+        advice = f"Leave the {kind} out."
+    elif "source" in names and "source" in new:
+        cause = f"its code has changed since the run was trained (hash {old['source']} then, {new['source']} now)"
+        advice = f"{advice} A file counts as a whole; {kind}s that were trained as Python objects are given as objects."
     else:
         labels = [LABELS.get(name, name.removeprefix("options/")) for name in names]
-        values = [[own.get(name, "absent") for own in flat] for name in names]
-        found = "; ".join(f"its {label} is {b}, in the run {a}" for label, (a, b) in zip(labels, values, strict=True))
-    raise GlocalError(f"this {what} is not the one of the run: {found}. {advice}")
+        values = [[part.get(name, "absent") for part in flat] for name in names]
+        cause = "; ".join(f"its {label} is {b}, in the run {a}" for label, (a, b) in zip(labels, values, strict=True))
+    raise GlocalError(f"this {kind} is not the one of the run: {cause}. {advice}")

@@ -93,14 +93,14 @@ def theorem1(trace: TrainingTrace, over: Over = "t", steps: int = 30, seed: int 
         quadratic / 2 / count,
         product_norms / count,
         product_norms / (norm_sums * lengths),
-        _before(past.cummax(0).values),
-        _before(gradients.cummax(0).values),
-        _before(smallest.cummin(0).values),
+        _previous_values(past.cummax(0).values),
+        _previous_values(gradients.cummax(0).values),
+        _previous_values(smallest.cummin(0).values),
         farthest.cpu().cummax(0).values ** 3,
     )
 
 
-def _before(values: Tensor) -> Tensor:
+def _previous_values(values: Tensor) -> Tensor:
     """Return the values before each task; NaN before the first."""
     return pad(values[:-1], (1, 0), value=torch.nan)
 

@@ -139,8 +139,8 @@ class TrainingTrace:
 
     def random_probes(self, count: int, seed: int) -> Tensor:
         """Return random vectors of ±1 for estimates of traces, (count, P), the same on every device."""
-        like = self.theta(-1)
-        return random_signs(count, len(like), torch.Generator().manual_seed(seed), like.dtype).to(like.device)
+        theta = self.theta(-1)
+        return random_signs(count, len(theta), torch.Generator().manual_seed(seed), theta.dtype).to(theta.device)
 
     def to(self, device: torch.device | str) -> TrainingTrace:
         """Return the trace on another device."""

@@ -128,8 +128,8 @@ def _gated_layers(network: nn.Module) -> tuple[tuple[int, ...], tuple[GatedLayer
     sizes: dict[str, int] = {}
     for layer, (_, writes) in declared.items():
         module: Any = modules.get(layer)
-        known = isinstance(module, (*LAYER_TYPES, _BatchNorm))
-        require(known, f"unit_groups of {name}: '{layer}' is not a linear layer, a convolution or a BatchNorm.")
+        supported = isinstance(module, (*LAYER_TYPES, _BatchNorm))
+        require(supported, f"unit_groups of {name}: '{layer}' is not a linear layer, a convolution or a BatchNorm.")
         grouped = getattr(module, "groups", 1) > 1
         require(not grouped, f"hat cannot gate '{layer}' of {name}: it is a grouped convolution.")
         tracked = getattr(module, "track_running_stats", True)

@@ -162,8 +162,8 @@ class Model:
         if self.statistics == "first pass" and not any(id(p) in self._remembered for p in params.values()):
             update, self.statistics = True, "kept"
         tensors, x = {**params, **self.buffers}, self.transform.normalize(x)
-        own = {k: self.buffers[k].clone() for k in self._mutable_buffers} if self.training else {}
-        tensors |= own
+        mutable_buffers = {k: self.buffers[k].clone() for k in self._mutable_buffers} if self.training else {}
+        tensors |= mutable_buffers
         if self._bf16_params:  # cast by hand: torch's autocast fails under vmap
             tensors, x = self._cast(tensors), x.bfloat16() if x.is_floating_point() else x
         key = self.key if self.draws and self.training else None
@@ -175,8 +175,8 @@ class Model:
             if self.vectorised and x.is_cuda:
                 contexts.enter_context(sdpa_kernel(ATTENTION_UNDER_VMAP))
             outputs, changed = function({**self.frozen, **tensors}, x, *args)
-        if update and (own or changed):
-            self.buffers = {**self.buffers, **own, **changed}
+        if update and (mutable_buffers or changed):
+            self.buffers = {**self.buffers, **mutable_buffers, **changed}
         return outputs.float() if self._bf16_params else outputs
 
     def _cast(self, tensors: Params) -> Params:
@@ -226,13 +226,13 @@ class Model:
         if self.vectorised:
             grads, buffers = torch.func.grad(value, has_aux=True)(dict(params), self.buffers)
         else:
-            again = torch.is_grad_enabled() and any(p.requires_grad for p in params.values())
-            leaves = {k: p if again and p.requires_grad else p.detach().requires_grad_() for k, p in params.items()}
-            given = list(leaves.values())
+            graph = torch.is_grad_enabled() and any(p.requires_grad for p in params.values())
+            leaves = {k: p if graph and p.requires_grad else p.detach().requires_grad_() for k, p in params.items()}
+            inputs = list(leaves.values())
             with torch.enable_grad():
                 loss, buffers = value(leaves, self.buffers)
                 gradients = torch.autograd.grad(
-                    loss, given, create_graph=again, allow_unused=True, materialize_grads=True
+                    loss, inputs, create_graph=graph, allow_unused=True, materialize_grads=True
                 )
             grads = dict(zip(leaves, gradients, strict=True))
         if weight is not None:

@@ -36,11 +36,11 @@ class InputTransform:
             self._check_function(self.augmentation, x[:2])
         if not isinstance(self.augmentation, Augment) and self.statistics is None:
             return
-        given = f"{name} has inputs of type {x.dtype} and shape {tuple(x.shape[1:])}"
+        description = f"{name} has inputs of type {x.dtype} and shape {tuple(x.shape[1:])}"
         images = x.dtype == torch.uint8 and x.dim() == 4
-        require(images, f"normalise and augment need uint8 images (channels, height, width); {given}.")
+        require(images, f"normalise and augment need uint8 images (channels, height, width); {description}.")
         channels = None if self.statistics is None else self.statistics[0].shape[0]
-        require(channels in (None, 1, x.shape[1]), f"normalise has {channels} channels; {given}.")
+        require(channels in (None, 1, x.shape[1]), f"normalise has {channels} channels; {description}.")
 
     def _check_function(self, function: TransformFunction, x: Tensor) -> None:
         """Raise an error if a user's augmentation fails, or changes the shape or dtype."""
@@ -48,11 +48,13 @@ class InputTransform:
         try:
             y = function(x, torch.zeros((), dtype=torch.long, device=x.device))
         except Exception as error:
-            given = f"x of shape {tuple(x.shape)} and {x.dtype}, and a key"
-            raise GlocalError(f"the transform '{name}' does not accept {given}: {first_line(error)}.") from error
+            inputs = f"x of shape {tuple(x.shape)} and {x.dtype}, and a key"
+            raise GlocalError(f"the transform '{name}' does not accept {inputs}: {first_line(error)}.") from error
         same = isinstance(y, Tensor) and (y.shape, y.dtype) == (x.shape, x.dtype)
-        given = f"{tuple(y.shape)} and {y.dtype}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
-        require(same, f"the transform '{name}' must return {tuple(x.shape)} and {x.dtype} like its input, not {given}.")
+        output = f"{tuple(y.shape)} and {y.dtype}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
+        require(
+            same, f"the transform '{name}' must return {tuple(x.shape)} and {x.dtype} like its input, not {output}."
+        )
 
     def prepare(self, x: Tensor, key: Tensor | None) -> Tensor:
         """Return stored inputs as the network takes them, augmented if there is a key."""

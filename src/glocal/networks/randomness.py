@@ -81,8 +81,8 @@ class KeyedRandomness(TorchFunctionMode):
     ) -> Tensor:  # fmt: skip
         """`scaled_dot_product_attention`, written out where it drops weights."""
         if dropout_p == 0 or options.get("enable_gqa"):
-            given = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, **options}
-            return functional.scaled_dot_product_attention(query, key, value, **given)
+            arguments = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, **options}
+            return functional.scaled_dot_product_attention(query, key, value, **arguments)
         scores = query @ key.mT * (options.get("scale") or 1 / math.sqrt(query.shape[-1]))
         if is_causal:
             attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
@@ -97,14 +97,14 @@ class KeyedRandomness(TorchFunctionMode):
         return input.copy_(self.uniform(input.shape) < p)
 
 
-def _like(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def drawn(mode: KeyedRandomness, like: Tensor, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
-        return draw(mode, like.shape).to(dtype or like.dtype)
+def _draw_like(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def drawn(mode: KeyedRandomness, tensor: Tensor, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+        return draw(mode, tensor.shape).to(dtype or tensor.dtype)
 
     return drawn
 
 
-def _sized(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _draw_size(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def drawn(mode: KeyedRandomness, *size: Any, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
         shape = options.get("size") or (size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
         device = options.get("device") or torch.get_default_device()
@@ -123,10 +123,10 @@ DRAWS: dict[Any, Callable[..., Tensor]] = {
     torch.bernoulli: KeyedRandomness.bernoulli,
     Tensor.bernoulli: KeyedRandomness.bernoulli,
     Tensor.bernoulli_: KeyedRandomness.bernoulli_,
-    torch.rand_like: _like(KeyedRandomness.uniform),
-    torch.randn_like: _like(KeyedRandomness.normal),
-    torch.rand: _sized(KeyedRandomness.uniform),
-    torch.randn: _sized(KeyedRandomness.normal),
+    torch.rand_like: _draw_like(KeyedRandomness.uniform),
+    torch.randn_like: _draw_like(KeyedRandomness.normal),
+    torch.rand: _draw_size(KeyedRandomness.uniform),
+    torch.randn: _draw_size(KeyedRandomness.normal),
 }
 COMPOSITE = {functional.multi_head_attention_forward}
 """Functions written in Python whose bodies draw."""

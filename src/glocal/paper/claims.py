@@ -77,10 +77,10 @@ class Permutation(NamedTuple):
 
     def phrase(self, above: str, below: str, unclear: str, too_few: str) -> str:
         """Return the phrase for a difference shown to be above 0, below 0, or neither, or that no difference could."""
-        most = LEVEL / 2 * self.assignments
-        if most < 1:
+        max_count = LEVEL / 2 * self.assignments
+        if max_count < 1:
             return too_few
-        return above if self.as_high <= most else below if self.as_low <= most else unclear
+        return above if self.as_high <= max_count else below if self.as_low <= max_count else unclear
 
 
 def table_rows(comparison: Comparison) -> list[TableRow]:
@@ -90,12 +90,14 @@ def table_rows(comparison: Comparison) -> list[TableRow]:
     for algorithm in dict.fromkeys(row.algorithm for row in comparison.rows):
         cells = sorted((row for row in comparison.rows if row.algorithm == algorithm), key=lambda row: row.lr)
         by_seed = {cell.lr: cell.by_seed(view) for cell in cells}
-        values = {n: {lr: {s: x[n] for s, x in own.items()} for lr, own in by_seed.items()} for n in names}
-        known = {
+        values = {n: {lr: {s: x[n] for s, x in runs.items()} for lr, runs in by_seed.items()} for n in names}
+        estimates = {
             "acc": {cell.lr: cell.acc.published for cell in cells},
             "forgetting": {cell.lr: cell.forgetting[comparison.over].published for cell in cells},
         }
-        published = {n: {lr: x.mean for lr, x in own.items() if x} for n, own in known.items() if all(own.values())}
+        published = {
+            n: {lr: x.mean for lr, x in by_lr.items() if x} for n, by_lr in estimates.items() if all(by_lr.values())
+        }
         diverged = sum(cell.diverged for cell in cells)
         rows.append(TableRow(algorithm, cells[0].locality, values, published, diverged))
     return rows
@@ -104,13 +106,13 @@ def table_rows(comparison: Comparison) -> list[TableRow]:
 def measured_locality(table: pl.DataFrame, challenge: str) -> dict[str, str]:
     """Return the class that the study 'locality' finds for each algorithm, on its challenge of the same kind."""
     kind = challenge.partition("-")[0]
-    own = table.filter(pl.col("challenge").str.starts_with(f"{kind}-"))
-    return dict(own.select("algorithm", "found").unique().iter_rows())
+    rows = table.filter(pl.col("challenge").str.starts_with(f"{kind}-"))
+    return dict(rows.select("algorithm", "found").unique().iter_rows())
 
 
 def complete_seeds(values: Values) -> list[int]:
     """Return the seeds that finished at every learning rate."""
-    return sorted(set.intersection(*(set(own) for own in values.values())))
+    return sorted(set.intersection(*(set(by_seed) for by_seed in values.values())))
 
 
 def minimum(values: Values) -> Minimum:
@@ -129,8 +131,8 @@ def low_rates_minimum(values: Values) -> MeanInterval:
     It is below 0 if the minimum is at a low rate.
     """
     seeds = complete_seeds(values)
-    low, other = ([own for lr, own in values.items() if (lr <= LOW_LR) is side] for side in (True, False))
-    lowest = [[min(own[seed] for own in side) for seed in seeds] for side in (low, other)]
+    low, other = ([by_seed for lr, by_seed in values.items() if (lr <= LOW_LR) is side] for side in (True, False))
+    lowest = [[min(by_seed[seed] for by_seed in side) for seed in seeds] for side in (low, other)]
     return MeanInterval.of(np.array(lowest[0]) - np.array(lowest[1]))
 
 
@@ -148,8 +150,10 @@ def lr_correlation(values: Values) -> MeanInterval:
 def interaction_by_seed(local: Sequence[Values], other: Sequence[Values]) -> tuple[MeanInterval, int]:
     """Compute (high − low) of the first rows minus that of the others; paired by seed, with the number of seeds."""
     sides = [[low_minus_high_by_seed(values) for values in side] for side in (local, other)]
-    seeds = set.intersection(*(set(own) for side in sides for own in side))
-    first, second = (np.array([np.mean([-own[seed] for own in side]) for seed in sorted(seeds)]) for side in sides)
+    seeds = set.intersection(*(set(by_seed) for side in sides for by_seed in side))
+    first, second = (
+        np.array([np.mean([-by_seed[seed] for by_seed in side]) for seed in sorted(seeds)]) for side in sides
+    )
     return MeanInterval.of(first - second), len(seeds)
 
 
@@ -157,16 +161,16 @@ def permutation_test(changes: Mapping[str, float], local: set[str]) -> Permutati
     """Compare mean(local) − mean(others) with that of every other choice of as many rows."""
     names = sorted(changes)
 
-    def difference(chosen: Iterable[str]) -> float:
-        chosen = set(chosen)
-        sides = [[changes[n] for n in names if (n in chosen) is side] for side in (True, False)]
+    def difference(members: Iterable[str]) -> float:
+        members = set(members)
+        sides = [[changes[n] for n in names if (n in members) is side] for side in (True, False)]
         return float(np.mean(sides[0]) - np.mean(sides[1]))
 
-    found = difference(local)
-    every = np.array([difference(chosen) for chosen in combinations(names, len(local))])
+    observed = difference(local)
+    differences = np.array([difference(members) for members in combinations(names, len(local))])
     rounding = 1e-9 * max(map(abs, changes.values()))
-    as_high, as_low = int((every >= found - rounding).sum()), int((every <= found + rounding).sum())
-    return Permutation(found, as_high, as_low, len(every))
+    as_high, as_low = int((differences >= observed - rounding).sum()), int((differences <= observed + rounding).sum())
+    return Permutation(observed, as_high, as_low, len(differences))
 
 
 def impostors(comparison: Comparison) -> dict[tuple[str, str], tuple[int, int]]:
@@ -179,13 +183,13 @@ def impostors(comparison: Comparison) -> dict[tuple[str, str], tuple[int, int]]:
     names = dict.fromkeys(row.algorithm for row in comparison.rows if row.acc.published is not None)
     cells = {(row.algorithm, row.lr): row for row in comparison.rows if row.algorithm in (*names, *IMPOSTORS)}
     counts = {}
-    for ours in dict.fromkeys((*names, *(name for name, _ in cells))):
-        for theirs in names:
-            lrs = [lr for name, lr in cells if name == ours and (theirs, lr) in cells]
-            pairs = [(cells[ours, lr], cells[theirs, lr]) for lr in lrs]
-            both = [Difference(a.acc.ours, b.acc.published) for a, b in pairs]
+    for algorithm in dict.fromkeys((*names, *(name for name, _ in cells))):
+        for published_algorithm in names:
+            lrs = [lr for name, lr in cells if name == algorithm and (published_algorithm, lr) in cells]
+            pairs = [(cells[algorithm, lr], cells[published_algorithm, lr]) for lr in lrs]
+            differences = [Difference(a.acc.ours, b.acc.published) for a, b in pairs]
             over = comparison.over
-            both += [Difference(a.forgetting[over].ours, b.forgetting[over].published) for a, b in pairs]
-            known = [x for x in both if x.z is not None]
-            counts[ours, theirs] = sum(not x.differs for x in known), len(known)
+            differences += [Difference(a.forgetting[over].ours, b.forgetting[over].published) for a, b in pairs]
+            tests = [x for x in differences if x.z is not None]
+            counts[algorithm, published_algorithm] = sum(not x.differs for x in tests), len(tests)
     return counts

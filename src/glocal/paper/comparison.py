@@ -134,8 +134,8 @@ def render(comparison: Comparison, format: str) -> RenderableType:
     if not tables:
         tables = [Table((), (), notes=("No runs.",))]
     tests = summary.trend_tables(comparison.trends, comparison.published)
-    few = Table((), (), notes=(f"The paper's test needs at least {2 * END_LRS} learning rates.",))
-    return table.render([*tables, *(tests or [few])], format)
+    no_tests = Table((), (), notes=(f"The paper's test needs at least {2 * END_LRS} learning rates.",))
+    return table.render([*tables, *(tests or [no_tests])], format)
 
 
 def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
@@ -157,8 +157,8 @@ def paper_layout(comparison: Comparison) -> Table:
     """Lay out our numbers as the paper's Table 1: the challenges beside each other."""
     cells = {}
     for row in comparison.rows:
-        own = [_cell(x.ours, not row.finished) for x in (row.acc, row.forgetting[comparison.over])]
-        cells[row.locality, row.algorithm, row.lr, row.challenge] = [*own, _seeds_cell(row)]
+        row_cells = [_cell(x.ours, not row.finished) for x in (row.acc, row.forgetting[comparison.over])]
+        cells[row.locality, row.algorithm, row.lr, row.challenge] = [*row_cells, _seeds_cell(row)]
     notes = (
         "Ours: mean ± standard deviation over seeds (ddof = 0), in percent; – where there are no runs.",
         f"FGT: loss of test accuracy since each task was learnt, averaged over {_averaged_tasks(comparison.over)}.",
@@ -194,11 +194,13 @@ def _challenge_table(rows: Sequence[ComparisonRow], comparison: Comparison) -> T
     for row in rows:
         cells[row.locality, row.algorithm, row.lr, ""] = [_seeds_cell(row)]
         for group, x in (("ACC (↑)", row.acc), ("FGT (↓)", row.forgetting[comparison.over])):
-            own = cells.setdefault((row.locality, row.algorithm, row.lr, group), [_cell(x.ours, not row.finished)])
+            group_cells = cells.setdefault(
+                (row.locality, row.algorithm, row.lr, group), [_cell(x.ours, not row.finished)]
+            )
             if comparison.published:
-                own += [_cell(x.published), Cell(signed(x.z, 1), marked=x.differs)]
-    shown = ("ours", "published", "Δ") if comparison.published else ("ours",)
-    names = {"": ("seeds",), "ACC (↑)": shown, "FGT (↓)": shown}
+                group_cells += [_cell(x.published), Cell(signed(x.z, 1), marked=x.differs)]
+    columns = ("ours", "published", "Δ") if comparison.published else ("ours",)
+    names = {"": ("seeds",), "ACC (↑)": columns, "FGT (↓)": columns}
     return by_learning_rate(names, cells, title=rows[0].challenge, notes=_notes(rows, comparison))
 
 
@@ -223,14 +225,14 @@ def _notes(rows: Sequence[ComparisonRow], comparison: Comparison) -> tuple[str, 
         f"FGT: loss of test accuracy since each task was learnt, averaged over {_averaged_tasks(comparison.over)}.",
     ]
     if compared:
-        borrowed = "; one seed borrows the published deviation" if single else ""
+        deviation_text = "; one seed borrows the published deviation" if single else ""
         notes.append(
-            f"Δ: ours − published in standard errors √(s²/(n−1) + s'²/(n'−1)){borrowed}. Bold: |Δ| > {MAX_Z:g}."
+            f"Δ: ours − published in standard errors √(s²/(n−1) + s'²/(n'−1)){deviation_text}. Bold: |Δ| > {MAX_Z:g}."
         )
     if compared and name.startswith("rotated-"):
         published = all(angles_of(run) == "published" for row in rows for run in row.runs)
-        shared = "use the published angles, so both have part of their deviations in common"
-        notes.append(f"Ours {shared if published else 'do not use the published angles'}.")
+        angles_text = "use the published angles, so both have part of their deviations in common"
+        notes.append(f"Ours {angles_text if published else 'do not use the published angles'}.")
     if compared and any(row.algorithm == "ogd-published" for row in rows):
         notes.append("ogd-published is compared with the published OGD row; ogd-gtl is the paper's OGD-GTL.")
     if comparison.published and not compared:
@@ -257,15 +259,17 @@ def _group(runs: Iterable[Run]) -> list[Group]:
     for _, (first, *others) in sorted(cells.items()):
         for run in others:
             _require_equal_settings(first, run)
-    return [Group(*key, tuple({run.seed: run for run in own}.values())) for key, own in sorted(cells.items())]
+    return [Group(*key, tuple({run.seed: run for run in members}.values())) for key, members in sorted(cells.items())]
 
 
 def _require_equal_settings(first: Run, second: Run) -> None:
-    one, two = tree.flatten(first.config), tree.flatten(second.config)
+    first_settings, second_settings = tree.flatten(first.config), tree.flatten(second.config)
     # Protocols 1 and 2 draw different random numbers from the same distributions.
-    for name in sorted((one.keys() | two.keys()) - {"seed", "protocol"}):
-        if one.get(name) != two.get(name):
-            old, new = (shorten(str(x.get(name, "absent")), 40, placeholder="...") for x in (one, two))
+    for name in sorted((first_settings.keys() | second_settings.keys()) - {"seed", "protocol"}):
+        if first_settings.get(name) != second_settings.get(name):
+            old, new = (
+                shorten(str(x.get(name, "absent")), 40, placeholder="...") for x in (first_settings, second_settings)
+            )
             raise GlocalError(
                 f"the runs of {_label(second)} on {second.challenge} at lr {second.lr:g} differ in {name}: "
                 f"{old} with seed {first.seed}, {new} with seed {second.seed}; runs of one cell may only differ in "
@@ -277,8 +281,8 @@ def _label(run: Run) -> str:
     """Return the algorithm's name, or its label if the table has a row of that name with other options."""
     column, algorithm = COLUMNS.get(run.challenge), run.config["algorithm"]
     name, options = str(algorithm["name"]), algorithm.get("options", {})
-    listed = column is not None and any(row.algorithm == name for row in column.all_rows)
-    return run.algorithm if column and listed and column.find_row(name, options) is None else name
+    has_row = column is not None and any(row.algorithm == name for row in column.all_rows)
+    return run.algorithm if column and has_row and column.find_row(name, options) is None else name
 
 
 def _published_cell(run: Run, scope: Scope | None) -> dict[str, Any] | None:
@@ -307,14 +311,14 @@ def _row(group: Group, scope: Scope | None, with_published: bool) -> ComparisonR
         return Difference(ours, Estimate(mean, std, len(SEEDS)))
 
     forgetting = {over: difference("forgetting", over) for over in OVER}
-    own = {field.name: getattr(group, field.name) for field in fields(group)}
-    return ComparisonRow(**own, acc=difference("acc"), forgetting=forgetting)
+    attributes = {field.name: getattr(group, field.name) for field in fields(group)}
+    return ComparisonRow(**attributes, acc=difference("acc"), forgetting=forgetting)
 
 
 def _trends(rows: Sequence[ComparisonRow], view: View) -> Iterator[TrendRow]:
     """Run the paper's test on each algorithm, and compute the same difference of the published numbers."""
     for trend in summary.trends(rows, view):
-        own = [row for row in rows if (row.challenge, row.algorithm) == (trend.challenge, trend.algorithm)]
-        ends = own[:END_LRS] + own[-END_LRS:]
-        known = {row.lr: estimate.mean for row in ends if (estimate := row.forgetting[view.forgetting].published)}
-        yield replace(trend, published=low_minus_high(known) if len(known) == len(ends) else None)
+        algorithm_rows = [row for row in rows if (row.challenge, row.algorithm) == (trend.challenge, trend.algorithm)]
+        ends = algorithm_rows[:END_LRS] + algorithm_rows[-END_LRS:]
+        means = {row.lr: estimate.mean for row in ends if (estimate := row.forgetting[view.forgetting].published)}
+        yield replace(trend, published=low_minus_high(means) if len(means) == len(ends) else None)

@@ -72,8 +72,8 @@ def add(runs: Iterable[Run], path: str | Path) -> Path:
     with report_os_errors("write the results to", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with lock_file(path.with_name(f".{path.stem}.lock")):
-            before = read(path, strict=True) if path.exists() else ()
-            return write(merge([*before, *map(with_named_angles, runs)]), path)
+            old_runs = read(path, strict=True) if path.exists() else ()
+            return write(merge([*old_runs, *map(with_named_angles, runs)]), path)
 
 
 def with_named_angles(run: Run) -> Run:

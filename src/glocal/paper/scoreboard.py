@@ -84,14 +84,14 @@ def scoreboard(column: str, rows: Rows, measured: Mapping[str, str]) -> list[Cla
         rows: all rows of the column. Only those with published numbers count, and iCaRL's two for its claims.
         measured: the class of each algorithm by experiment, as `claims.measured_locality` returns it.
     """
-    own = [row for row in rows if row.published]
+    paper_rows = [row for row in rows if row.published]
     claims = []
     for text, test in CLAIMS.items():
-        paper, found = (
-            _run(test, *([row for row in own if classes[row.algorithm] == kind] for kind in ("local", "global")))
-            for classes in ({row.algorithm: row.locality for row in own}, measured)
+        paper_outcome, measured_outcome = (
+            _run(test, *([row for row in paper_rows if classes[row.algorithm] == kind] for kind in ("local", "global")))
+            for classes in ({row.algorithm: row.locality for row in paper_rows}, measured)
         )
-        claims.append(Claim(text, column, paper, found))
+        claims.append(Claim(text, column, paper_outcome, measured_outcome))
     icarl = [row for name in ICARL_ALGORITHMS for row in rows if row.algorithm == name]
     if len(icarl) == len(ICARL_ALGORITHMS):
         outcomes = {text: test(icarl[:1], icarl[1:]) for text, test in ICARL_CLAIMS.items()}
@@ -105,31 +105,31 @@ def _run(test: Test, local: Rows, other: Rows) -> Outcome:
     return Outcome(ABSENT, ABSENT, ABSENT, UNTESTABLE, "a class has no algorithms")
 
 
-def _lowest_at_low_rates(local: Rows, other: Rows) -> Outcome:
+def _minimum_at_low_rates(local: Rows, other: Rows) -> Outcome:
     means = [row.published["forgetting"] for row in local]
-    published = [min(own, key=own.__getitem__) <= LOW_LR for own in means]
-    return _for_each(published, _marks(local, "forgetting", low_rates_minimum, -1))
+    published = [min(by_lr, key=by_lr.__getitem__) <= LOW_LR for by_lr in means]
+    return _outcome_by_row(published, _marks(local, "forgetting", low_rates_minimum, -1))
 
 
-def _uncorrelated(local: Rows, other: Rows) -> Outcome:
+def _no_correlation(local: Rows, other: Rows) -> Outcome:
     """A published correlation is against the claim if the exact permutation test of no correlation rejects it."""
     marks = _marks(other, "forgetting", lr_correlation, None)
     published = [False if _are_correlated(row.published["forgetting"]) else None for row in other]
-    return _for_each(published, marks)
+    return _outcome_by_row(published, marks)
 
 
-def _farther_at_high_rates(local: Rows, other: Rows) -> Outcome:
+def _distance_grows(local: Rows, other: Rows) -> Outcome:
     """No distances were published."""
     rows = sorted((*local, *other), key=lambda row: row.algorithm)
-    return _for_each([], _marks(rows, "distance", lr_correlation, 1))
+    return _outcome_by_row([], _marks(rows, "distance", lr_correlation, 1))
 
 
 def _are_correlated(means: Mapping[float, float]) -> bool:
     """Equal means have no correlation."""
     lrs, values = (np.array(list(part)) for part in (means, means.values()))
-    found = rank_correlation(lrs, values)
-    every = np.abs([rank_correlation(lrs, np.array(order)) for order in permutations(values)])
-    return bool(np.isfinite(found) and np.mean(every >= abs(found) - 1e-9) < LEVEL)
+    observed = rank_correlation(lrs, values)
+    correlations = np.abs([rank_correlation(lrs, np.array(order)) for order in permutations(values)])
+    return bool(np.isfinite(observed) and np.mean(correlations >= abs(observed) - 1e-9) < LEVEL)
 
 
 def _marks(rows: Rows, statistic: str, test: Callable[[Values], MeanInterval], claimed: int | None) -> Marks:
@@ -140,25 +140,25 @@ def _marks(rows: Rows, statistic: str, test: Callable[[Values], MeanInterval], c
 
 def _forgets_more(local: Rows, other: Rows) -> Outcome:
     published = [low_minus_high(row.published["forgetting"]) < 0 for row in local]
-    return _for_each(published, _low_minus_high_marks(local, {"negative": True, "positive": False}))
+    return _outcome_by_row(published, _low_minus_high_marks(local, {"negative": True, "positive": False}))
 
 
 def _both_signs(local: Rows, other: Rows) -> Outcome:
     """One row of each kind is enough; rows of one kind alone contradict it if all are settled."""
-    outcome = _for_each([], _low_minus_high_marks(other, {}))
+    outcome = _outcome_by_row([], _low_minus_high_marks(other, {}))
     tests = [_test(row) for row in other]
-    found = [CHANGES[test.sign] for test in tests]
+    changes = [CHANGES[test.sign] for test in tests]
     published = [low_minus_high(row.published["forgetting"]) for row in other]
-    theirs = _count(["more" if x < 0 else "less" for x in published])
-    ours = _count([change if test.seeds > 1 else UNKNOWN for change, test in zip(found, tests, strict=True)])
-    outcome = replace(outcome, published=theirs, ours=ours)
-    if {"more", "less"} <= set(found):
+    published_text = _count(["more" if x < 0 else "less" for x in published])
+    our_text = _count([change if test.seeds > 1 else UNKNOWN for change, test in zip(changes, tests, strict=True)])
+    outcome = replace(outcome, published=published_text, ours=our_text)
+    if {"more", "less"} <= set(changes):
         return replace(outcome, kind=REPRODUCED, reason="")
-    return outcome if UNSETTLED in found else replace(outcome, kind=CONTRADICTED, reason="")
+    return outcome if UNSETTLED in changes else replace(outcome, kind=CONTRADICTED, reason="")
 
 
 def _random_is_flat(herding: Rows, random: Rows) -> Outcome:
-    outcome = _for_each([], _low_minus_high_marks(random, {"negative": False, "positive": False}))
+    outcome = _outcome_by_row([], _low_minus_high_marks(random, {"negative": False, "positive": False}))
     (test,) = map(_test, random)
     return replace(outcome, ours=str(MeanInterval(test.difference, test.lower, test.upper)))
 
@@ -173,35 +173,35 @@ def _interaction(statistic: str, sign: int) -> Test:
     """Return the test, with seeds as units, that the first rows' change minus the other rows' has this sign."""
 
     def test(local: Rows, other: Rows) -> Outcome:
-        found, seeds = interaction_by_seed(*([row.values[statistic] for row in side] for side in (local, other)))
+        interval, seeds = interaction_by_seed(*([row.values[statistic] for row in side] for side in (local, other)))
         published = ABSENT
         if all(row.published for row in (*local, *other)):
             changes = [[-low_minus_high(row.published[statistic]) for row in side] for side in (local, other)]
             difference = float(np.mean(changes[0]) - np.mean(changes[1]))
             published = signed(difference)
-        kind = {1: REPRODUCED, -1: CONTRADICTED, 0: UNSETTLED}[sign * _sign(found)]
+        kind = {1: REPRODUCED, -1: CONTRADICTED, 0: UNSETTLED}[sign * _sign(interval)]
         kind, reason = (kind, "") if seeds > 1 else (UNTESTABLE, FEW_SEEDS)
-        return Outcome(published, str(found), _size([seeds], local, other), kind, reason, by_row=False)
+        return Outcome(published, str(interval), _size([seeds], local, other), kind, reason, by_row=False)
 
     return test
 
 
 def _interaction_by_algorithm(local: Rows, other: Rows) -> Outcome:
     """The p-value is the share of assignments with a difference at least as high."""
-    chosen, rows = {row.algorithm for row in local}, (*local, *other)
+    local_names, rows = {row.algorithm for row in local}, (*local, *other)
     tests = {row.algorithm: _test(row) for row in rows}
     means = {row.algorithm: -low_minus_high(row.published["forgetting"]) for row in rows}
-    theirs = permutation_test(means, chosen)
-    found = permutation_test({name: -x.difference for name, x in tests.items()}, chosen)
-    kind = found.phrase(REPRODUCED, CONTRADICTED, UNSETTLED, UNTESTABLE)
-    reason = f"p ≥ 1/{found.assignments}" if kind == UNTESTABLE else ""
+    published_test = permutation_test(means, local_names)
+    our_test = permutation_test({name: -x.difference for name, x in tests.items()}, local_names)
+    kind = our_test.phrase(REPRODUCED, CONTRADICTED, UNSETTLED, UNTESTABLE)
+    reason = f"p ≥ 1/{our_test.assignments}" if kind == UNTESTABLE else ""
     n = _size([x.seeds for x in tests.values()], local, other)
-    return Outcome(str(theirs), str(found), n, kind, reason, by_row=False)
+    return Outcome(str(published_test), str(our_test), n, kind, reason, by_row=False)
 
 
 CLAIMS: dict[str, Test] = {
-    f"Each local algorithm forgets least at lr ≤ {format_lr(LOW_LR)}": _lowest_at_low_rates,
-    "Forgetting of global algorithms is not correlated with the lr (ρ)": _uncorrelated,
+    f"Each local algorithm forgets least at lr ≤ {format_lr(LOW_LR)}": _minimum_at_low_rates,
+    "Forgetting of global algorithms is not correlated with the lr (ρ)": _no_correlation,
     "Each local algorithm forgets more at high than at low lr": _forgets_more,
     "Of the global algorithms, some forget more at high lr and some less": _both_signs,
     "Forgetting rises more with the lr in local than in global algorithms (seeds as units)": _interaction(
@@ -209,7 +209,7 @@ CLAIMS: dict[str, Test] = {
     ),
     "The same (algorithms as units)": _interaction_by_algorithm,
     "Accuracy rises less with the lr in local than in global algorithms (seeds as units)": _interaction("acc", -1),
-    "The distance from θ_0 grows with the lr (ρ)": _farther_at_high_rates,
+    "The distance from θ_0 grows with the lr (ρ)": _distance_grows,
 }
 """The paper's claims on local and global rows."""
 ICARL_CLAIMS: dict[str, Test] = {
@@ -220,12 +220,12 @@ ICARL_CLAIMS: dict[str, Test] = {
 
 
 def _test(row: TableRow) -> LearningRateTest:
-    found = learning_rate_test(row.values["forgetting"], row.locality)
-    assert found is not None  # columns of Table 1 have five learning rates
-    return found
+    test = learning_rate_test(row.values["forgetting"], row.locality)
+    assert test is not None  # columns of Table 1 have five learning rates
+    return test
 
 
-def _for_each(published: Sequence[bool | None], marks: Marks) -> Outcome:
+def _outcome_by_row(published: Sequence[bool | None], marks: Marks) -> Outcome:
     """Make the outcome of a claim that must hold in each row; None is not settled."""
     against = [name for name, (seeds, mark) in marks.items() if seeds > 1 and mark is False]
     undecided = [name for name, (_, mark) in marks.items() if mark is None]
@@ -236,9 +236,9 @@ def _for_each(published: Sequence[bool | None], marks: Marks) -> Outcome:
     else:
         verdict = (UNSETTLED, _names(undecided)) if undecided else (REPRODUCED, "")
     words = {True: "for", False: "against", None: UNSETTLED}
-    ours = _count([words[mark] if seeds > 1 else UNKNOWN for seeds, mark in marks.values()])
+    our_text = _count([words[mark] if seeds > 1 else UNKNOWN for seeds, mark in marks.values()])
     n = format_range((seeds for seeds, _ in marks.values()), "seed")
-    return Outcome(_count([words[x] for x in published]), ours, n, *verdict)
+    return Outcome(_count([words[x] for x in published]), our_text, n, *verdict)
 
 
 def _count(words: Sequence[str]) -> str:

@@ -50,11 +50,13 @@ class Cost:
 def total_cost(costs: Iterable[Cost | None]) -> Cost | None:
     """Add up costs; return None if one of them is unknown or there are none."""
     parts = list(costs)
-    known = [cost for cost in parts if cost is not None]
-    if not known or len(known) < len(parts):
+    known_costs = [cost for cost in parts if cost is not None]
+    if not known_costs or len(known_costs) < len(parts):
         return None
-    devices = sorted({device for cost in known for device in cost.device.split(", ")})
-    return Cost(sum(cost.seconds for cost in known), ", ".join(devices), max(cost.finished for cost in known))
+    devices = sorted({device for cost in known_costs for device in cost.device.split(", ")})
+    return Cost(
+        sum(cost.seconds for cost in known_costs), ", ".join(devices), max(cost.finished for cost in known_costs)
+    )
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,8 @@ def run(
     paths = []
     for number, item in enumerate(items):
         if on_progress is not None:
-            shown = item | ({"task": item["task"] + 1} if "task" in item else {})  # people count tasks from 1
-            values = (f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in shown.items())
+            printed_item = item | ({"task": item["task"] + 1} if "task" in item else {})  # people count tasks from 1
+            values = (f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in printed_item.items())
             on_progress(number, len(items), " ".join(values))
         path = context.store / "studies" / study.name / f"{item_hash(study, item)}.parquet"
         if not path.exists():
@@ -157,8 +159,8 @@ def read_table(
         raise GlocalError(f"'{path}' is not {kind}: it is not a complete Parquet file.")
     with _parquet_errors(path, kind):
         frame = pl.read_parquet(content)
-    if missing := [column for column in columns if column not in frame.columns]:
-        raise GlocalError(f"'{path}' is not {kind}: it has no column {', '.join(missing)}.")
+    if missing_columns := [column for column in columns if column not in frame.columns]:
+        raise GlocalError(f"'{path}' is not {kind}: it has no column {', '.join(missing_columns)}.")
     require(empty or not frame.is_empty(), f"'{path}' is not {kind}: it has no rows.")
     return frame
 

@@ -118,8 +118,8 @@ class Column:
 
     def find_row(self, algorithm: str, options: Mapping[str, Any]) -> Row | None:
         """Return the row of this algorithm all of whose options have these values."""
-        matching = (row for row in self.all_rows if row.algorithm == algorithm)
-        return next((row for row in matching if all(options.get(k) == v for k, v in row.options.items())), None)
+        candidates = (row for row in self.all_rows if row.algorithm == algorithm)
+        return next((row for row in candidates if all(options.get(k) == v for k, v in row.options.items())), None)
 
     def published_cell(self, row: Row, lr: float) -> dict[str, Any] | None:
         """Return the published numbers to compare a row with."""
@@ -153,8 +153,8 @@ def train(
         protocol = {name: getattr(column, name) for name in names}
         protocol |= {"tasks": column.tasks if isinstance(challenge, str) else None}
         protocol |= {"precision": precision or (column.precision if gpu else "fp32")}
-        more = sweep(challenge, [(row.algorithm, row.options)], column.lrs, column.seeds, **protocol, **options)
-        runs = Runs([*runs, *more])
+        row_runs = sweep(challenge, [(row.algorithm, row.options)], column.lrs, column.seeds, **protocol, **options)
+        runs = Runs([*runs, *row_runs])
         if on_row is not None:
             on_row(runs)
     return runs
@@ -165,14 +165,14 @@ def row_challenge(column: Column, row: Row, angles: Angles, data: str | Path | N
     require_known("kind of angles", angles, ANGLES)
     if angles == "seed" or not column.challenge.startswith("rotated-"):
         return column.challenge
-    published = published_angles(row.angles)
-    missing = ", ".join(str(seed) for seed in column.seeds if seed not in published)
-    known = f"only for {', '.join(map(str, published))}; use --angles seed for others"
-    require(not missing, f"no angles were published for seed {missing}, {known}.")
-    available = len(published[SEEDS[0]])
-    known = f"{available} were published per seed; use --angles seed for more"
-    require(column.tasks <= available, f"{column.tasks} tasks need as many angles, but {known}.")
-    return make(column.challenge, column.tasks, data, angles=published)
+    angles_by_seed = published_angles(row.angles)
+    missing_seeds = ", ".join(str(seed) for seed in column.seeds if seed not in angles_by_seed)
+    hint = f"only for {', '.join(map(str, angles_by_seed))}; use --angles seed for others"
+    require(not missing_seeds, f"no angles were published for seed {missing_seeds}, {hint}.")
+    num_angles = len(angles_by_seed[SEEDS[0]])
+    hint = f"{num_angles} were published per seed; use --angles seed for more"
+    require(column.tasks <= num_angles, f"{column.tasks} tasks need as many angles, but {hint}.")
+    return make(column.challenge, column.tasks, data, angles=angles_by_seed)
 
 
 def _rows(slots: int, si: float, ewc: float, ogd: int, **batchnorm: str) -> tuple[Row, ...]:

@@ -56,17 +56,17 @@ def rows(runs: Iterable[Run], protocols: Sequence[str] = DEFAULT_PROTOCOLS, view
     for challenge, algorithms in challenges.items():
         _warn_unequal(challenge, algorithms)
         test = {key: _scores(groups, ORACLE, view) for key, groups in algorithms.items()}
-        oracle = [_mean(own[selection.choose(own)].values()) for own in test.values()]
+        oracle = [_mean(group_scores[selection.choose(group_scores)].values()) for group_scores in test.values()]
         for protocol in dict.fromkeys(protocols):
             scores = {key: _scores(groups, protocol, view) for key, groups in algorithms.items()}
-            chosen = {key: selection.choose(own) for key, own in scores.items()}
-            results = [_mean(test[key][group].values()) for key, group in chosen.items()]
+            choices = {key: selection.choose(group_scores) for key, group_scores in scores.items()}
+            results = [_mean(test[key][group].values()) for key, group in choices.items()]
             tau = selection.kendall_tau(results, oracle)
-            for (key, group), result in zip(chosen.items(), results, strict=True):
-                known = {"challenge": challenge, "algorithm": key[1], "locality": key[0], "protocol": protocol}
+            for (key, group), result in zip(choices.items(), results, strict=True):
+                identity = {"challenge": challenge, "algorithm": key[1], "locality": key[0], "protocol": protocol}
                 rank = None if math.isnan(result) else 1 + sum(other > result for other in results)
                 ranking = {"rank": rank, "kendall_tau": round_finite(tau)}
-                records.append({**known, **_row(group, scores[key], test[key], view), **ranking})
+                records.append({**identity, **_row(group, scores[key], test[key], view), **ranking})
     return sorted(records, key=itemgetter("challenge", "locality", "algorithm"))
 
 
@@ -75,49 +75,53 @@ def _scores(groups: Iterable[Group], protocol: str, view: View) -> dict[Group, d
 
 
 def _mean(values: Iterable[float]) -> float:
-    finished = [value for value in values if not math.isnan(value)]
-    return float(np.mean(finished)) if finished else math.nan
+    numbers = [value for value in values if not math.isnan(value)]
+    return float(np.mean(numbers)) if numbers else math.nan
 
 
 def _row(
-    chosen: Group, scores: Mapping[Group, Mapping[int, float]], test: Mapping[Group, Mapping[int, float]], view: View
+    choice: Group, scores: Mapping[Group, Mapping[int, float]], test: Mapping[Group, Mapping[int, float]], view: View
 ) -> Row:
-    seeds = sorted({seed for own in scores.values() for seed in own})
-    alone = [selection.choose({g: {s: own[s]} for g, own in scores.items() if s in own}) for s in seeds]
-    differences = selection.optimism(test, chosen).values()
-    mean, std = chosen.statistics(view)[chosen.metric]
+    seeds = sorted({seed for by_seed in scores.values() for seed in by_seed})
+    seed_choices = [
+        selection.choose({g: {s: by_seed[s]} for g, by_seed in scores.items() if s in by_seed}) for s in seeds
+    ]
+    differences = selection.optimism(test, choice).values()
+    mean, std = choice.statistics(view)[choice.metric]
     low, high = confidence_interval(list(differences))
-    finished = sum(not math.isnan(value) for value in test[chosen].values())
-    numbers = {f"{chosen.metric}_mean": mean, f"{chosen.metric}_std": std if finished > 1 else math.nan}
+    num_finished = sum(not math.isnan(value) for value in test[choice].values())
+    numbers = {f"{choice.metric}_mean": mean, f"{choice.metric}_std": std if num_finished > 1 else math.nan}
     numbers |= {"optimism": _mean(differences), "low": low, "high": high}
     return {
-        "choice": _label(chosen, scores),
-        "lr": chosen.lr,
+        "choice": _label(choice, scores),
+        "lr": choice.lr,
         "configurations": len(scores),
         "seeds": len(seeds),
-        "agree": alone.count(chosen),
-        "criterion": round_finite(abs(_mean(scores[chosen].values()))),
+        "agree": seed_choices.count(choice),
+        "criterion": round_finite(abs(_mean(scores[choice].values()))),
         **{name: round_finite(value) for name, value in numbers.items()},
     }
 
 
-def _label(chosen: Group, groups: Iterable[Group]) -> str:
+def _label(choice: Group, groups: Iterable[Group]) -> str:
     """Return the learning rate, and the settings in which the configurations differ: 'lr=0.1 penalty=10'."""
 
     def settings(group: Group) -> dict[str, Any]:
         return {k: v for k, v in group.runs[0].settings.items() if k not in FIXED}
 
-    own, others = settings(chosen), [settings(group) for group in groups]
-    shown = {k: v for k, v in own.items() if k == "lr" or any(other.get(k) != v for other in others)}
-    return " ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in shown.items())
+    choice_settings, other_settings = settings(choice), [settings(group) for group in groups]
+    differences = {
+        k: v for k, v in choice_settings.items() if k == "lr" or any(other.get(k) != v for other in other_settings)
+    }
+    return " ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in differences.items())
 
 
 def _warn_unequal(challenge: str, algorithms: Mapping[tuple[str, str], Sequence[Group]]) -> None:
     """Warn if algorithms have unequal numbers of configurations, or configurations other seeds."""
     counts = {name: len(groups) for (_, name), groups in algorithms.items()}
     if len({*counts.values()}) > 1:
-        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
-        message = f"unequal numbers of configurations on {challenge} favour algorithms with more: {listed}."
+        counts_text = ", ".join(f"{name} {count}" for name, count in counts.items())
+        message = f"unequal numbers of configurations on {challenge} favour algorithms with more: {counts_text}."
         warnings.warn(message, GlocalWarning, stacklevel=3)
     seeds = [tuple(run.seed for run in group.runs) for groups in algorithms.values() for group in groups]
     if len({*seeds}) > 1:
@@ -134,15 +138,18 @@ def render(
 
 def tables(rows: Sequence[Row]) -> list[Table]:
     """Lay out rows as two tables per challenge: the choices by algorithm, and the ranking under each protocol."""
-    shown: list[Table] = []
+    parts: list[Table] = []
     for challenge in dict.fromkeys(row["challenge"] for row in rows):
-        own = [row for row in rows if row["challenge"] == challenge]
-        shown += [_choice_table(challenge, own, () if shown else tuple(rows)), _ranking_table(own)]
-    if not shown:
+        challenge_rows = [row for row in rows if row["challenge"] == challenge]
+        parts += [
+            _choice_table(challenge, challenge_rows, () if parts else tuple(rows)),
+            _ranking_table(challenge_rows),
+        ]
+    if not parts:
         return [Table((), (), notes=("No runs.",))]
     protocols = dict.fromkeys(row["protocol"] for row in rows)
     meanings = (f"{name}: {PROTOCOLS[name if name in PROTOCOLS else 'first-k=K']}." for name in protocols)
-    return [*shown[:-1], replace(shown[-1], notes=(*meanings, *NOTES))]
+    return [*parts[:-1], replace(parts[-1], notes=(*meanings, *NOTES))]
 
 
 def _choice_table(challenge: str, rows: Sequence[Row], records: tuple[Row, ...]) -> Table:
@@ -152,8 +159,8 @@ def _choice_table(challenge: str, rows: Sequence[Row], records: tuple[Row, ...])
     for row in rows:
         low, high = (signed(row[name], digits) for name in ("low", "high"))
         bounds = "" if row["low"] is None else f" [{low}, {high}]"
-        same = row["optimism"] == row["low"] == row["high"] == 0
-        optimism = Cell("0" if same else f"{signed(row['optimism'], digits)}{bounds}")
+        is_zero = row["optimism"] == row["low"] == row["high"] == 0
+        optimism = Cell("0" if is_zero else f"{signed(row['optimism'], digits)}{bounds}")
         result = mean_std(row[f"{metric}_mean"], row[f"{metric}_std"], spec=spec)
         cells = (Cell(row["protocol"]), Cell(row["choice"]), result, optimism)
         sections.setdefault((row["algorithm"], row["locality"]), []).append(cells)
@@ -161,7 +168,7 @@ def _choice_table(challenge: str, rows: Sequence[Row], records: tuple[Row, ...])
     numbers = (Column("test ACC" if metric == "acc" else "test loss"), Column("optimism"))
     counts = format_range((row["configurations"] for row in rows), "configuration")
     title = f"{challenge}: one of {counts}, {format_range((row['seeds'] for row in rows), 'seed')}"
-    parts = tuple(Section(*key, tuple(own)) for key, own in sections.items())
+    parts = tuple(Section(*key, tuple(section_rows)) for key, section_rows in sections.items())
     return Table((*texts, *numbers), parts, title, records=records)
 
 
@@ -169,11 +176,11 @@ def _ranking_table(rows: Sequence[Row]) -> Table:
     """Lay out the algorithms in the order of the test results of their choices, equal ones joined by '='."""
     sections = []
     for protocol in dict.fromkeys(row["protocol"] for row in rows):
-        own = sorted((r for r in rows if r["protocol"] == protocol), key=lambda r: r["rank"] or math.inf)
+        ranked_rows = sorted((r for r in rows if r["protocol"] == protocol), key=lambda r: r["rank"] or math.inf)
         text = ""
-        for last, row in zip([None, *own], own, strict=False):
-            text += ("" if last is None else " = " if last["rank"] == row["rank"] else " > ") + row["algorithm"]
-        cells = (Cell(text), Cell(signed(own[0]["kendall_tau"])))
+        for previous, row in zip([None, *ranked_rows], ranked_rows, strict=False):
+            text += ("" if previous is None else " = " if previous["rank"] == row["rank"] else " > ") + row["algorithm"]
+        cells = (Cell(text), Cell(signed(ranked_rows[0]["kendall_tau"])))
         sections.append(Section(protocol, "", (cells,)))
     columns = (Column("algorithms, the best first", align="left"), Column("Kendall's τ with the oracle's"))
     return Table(columns, tuple(sections), "Ranking", label="protocol")

@@ -52,12 +52,12 @@ def make_figure(
     with matplotlib.rc_context(RC | {name: RC[name] * scale for name in SCALED}):
         figure = InlineFigure(figsize=((width or MAX_WIDTH) / scale, 4.0), layout="constrained", dpi=dpi)
         draw(figure)
-        wanted, height = scale * figure.get_size_inches()
+        figure_width, height = scale * figure.get_size_inches()
         if width is not None:
-            share, wanted = width / wanted, width
-            below = sum(_move_below(figure, legend, width) for legend in list(figure.legends)) if share < NARROW else 0
-            height = height * min(max(share, 0.85), 1.3) + 0.2 * scale * below
-        figure.set_size_inches(wanted, height)
+            share, figure_width = width / figure_width, width
+            lines = sum(_move_below(figure, legend, width) for legend in list(figure.legends)) if share < NARROW else 0
+            height = height * min(max(share, 0.85), 1.3) + 0.2 * scale * lines
+        figure.set_size_inches(figure_width, height)
     return figure
 
 

@@ -27,7 +27,7 @@ def label_runs(runs: Iterable[Run], over: str = "lr") -> list[tuple[str, str, Ru
     entries: dict[tuple[Any, ...], Run] = {}
     runs = list(runs)
     for run in runs:
-        config = run.config if over == "lr" else _without(run, over, runs)
+        config = run.config if over == "lr" else _config_without(run, over, runs)
         shared = {k: v for k, v in config.items() if k not in {"seed", "lr", "parent", *parts}}
         shared |= {"after": run.after} if run.after else {}
         options = {k: config[k] for k in ("lr" if over != "lr" else "", *parts) if k in config}
@@ -50,7 +50,7 @@ def option_value(run: Run, over: str) -> Any:
     return value if is_number(value) else as_text(value)
 
 
-def _without(run: Run, option: str, runs: Sequence[Run]) -> dict[str, Any]:
+def _config_without(run: Run, option: str, runs: Sequence[Run]) -> dict[str, Any]:
     """Return a run's configuration without one option of its algorithm, its optimiser or its training.
 
     If it does not have the option, the error says which of `runs` do.
@@ -62,21 +62,21 @@ def _without(run: Run, option: str, runs: Sequence[Run]) -> dict[str, Any]:
             return config | {part: config[part] | {"options": {k: v for k, v in options.items() if k != option}}}
     if option in ("epochs", "batch_size", "precision") and option in run.settings:
         return {k: v for k, v in config.items() if k != option}
-    part, inside = {"tasks": ("challenge", "tasks"), "source": ("algorithm", "source")}.get(option, (option, "name"))
+    part, key = {"tasks": ("challenge", "tasks"), "source": ("algorithm", "source")}.get(option, (option, "name"))
     if option in ("network", "optimizer", "tasks") or (option == "source" and option in run.settings):
-        return config | {part: {k: v for k, v in config.get(part, {}).items() if k != inside}}
-    lacking = [other for other in runs if option not in other.settings]
+        return config | {part: {k: v for k, v in config.get(part, {}).items() if k != key}}
+    runs_without = [other for other in runs if option not in other.settings]
     for part in ("algorithm", "optimizer"):
-        having = {str(other.settings[part]) for other in runs if option in other.settings}
-        if having and lacking and having.isdisjoint(other.settings[part] for other in lacking):
-            where = f"{part}={','.join(sorted(having))}"
+        names = {str(other.settings[part]) for other in runs if option in other.settings}
+        if names and runs_without and names.isdisjoint(other.settings[part] for other in runs_without):
+            condition = f"{part}={','.join(sorted(names))}"
             raise GlocalError(
                 f"{run.algorithm} has no option '{option}' to compare its runs by. Select the runs that have it: "
-                f"--where {where}, in Python runs.where('{where}')."
+                f"--where {condition}, in Python runs.where('{condition}')."
             )
-    own = [name for name in run.settings if name not in SETTINGS]
-    allowed = ("lr", "epochs", "batch_size", "precision", "network", "optimizer", "tasks", *own)
-    raise unknown(f"option of {run.algorithm} to compare its runs by:", option, allowed)
+    option_names = [name for name in run.settings if name not in SETTINGS]
+    allowed_names = ("lr", "epochs", "batch_size", "precision", "network", "optimizer", "tasks", *option_names)
+    raise unknown(f"option of {run.algorithm} to compare its runs by:", option, allowed_names)
 
 
 def _labels(
@@ -87,18 +87,22 @@ def _labels(
     `form` formats a setting.
     """
     settings = {text: tree.flatten(json.loads(text)) for text in set(texts)}  # most are equal, and compared once
-    same: dict[object, dict[str, dict[str, Any]]] = {}
+    entries_by_kind: dict[object, dict[str, dict[str, Any]]] = {}
     for kind, text in zip(kinds, texts, strict=True):
-        same.setdefault(kind, {})[text] = settings[text]
-    differing = {}
-    for kind, entries in same.items():
-        keys = sorted({key for own in entries.values() for key in own})
-        differing[kind] = [k for k in keys if len({json.dumps(own.get(k, "absent")) for own in entries.values()}) > 1]
+        entries_by_kind.setdefault(kind, {})[text] = settings[text]
+    differing_keys = {}
+    for kind, entries in entries_by_kind.items():
+        keys = sorted({key for values in entries.values() for key in values})
+        differing_keys[kind] = [
+            k for k in keys if len({json.dumps(values.get(k, "absent")) for values in entries.values()}) > 1
+        ]
     labels = {}
     for base, kind, text in set(zip(bases, kinds, texts, strict=True)):
-        own = settings[text]
-        shown = [form(key, own[key]) for key in differing[kind] if key in own and f" {_last(key)}=" not in base]
-        labels[base, kind, text] = join.join([base, *filter(None, shown)])
+        values = settings[text]
+        parts = [
+            form(key, values[key]) for key in differing_keys[kind] if key in values and f" {_last(key)}=" not in base
+        ]
+        labels[base, kind, text] = join.join([base, *filter(None, parts)])
     return [labels[entry] for entry in zip(bases, kinds, texts, strict=True)]
 
 

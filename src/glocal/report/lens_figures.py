@@ -50,10 +50,10 @@ def draw_examination(result: Examination, figure: Figure) -> None:
     _draw_forgetting(forgetting, result, colours)
     _draw_curvature(curvature, result)
     if n > 1:
-        named = list(range(1, n)) if n <= MAX_NAMED_SOLUTIONS else [1, n - 1]
-        lines = [distances.plot([], [], "o", color=colours[t])[0] for t in named]
-        labels = [rf"$\theta_t$ after task {t + 1}" for t in named]
-        figure.legend(lines, labels, loc="outside upper right", ncols=len(named), handletextpad=0.1)
+        named_tasks = list(range(1, n)) if n <= MAX_NAMED_SOLUTIONS else [1, n - 1]
+        lines = [distances.plot([], [], "o", color=colours[t])[0] for t in named_tasks]
+        labels = [rf"$\theta_t$ after task {t + 1}" for t in named_tasks]
+        figure.legend(lines, labels, loc="outside upper right", ncols=len(named_tasks), handletextpad=0.1)
 
 
 def _draw_distances(axes: Axes, result: Examination, colours: list[Any]) -> None:
@@ -75,8 +75,8 @@ def _draw_distances(axes: Axes, result: Examination, colours: list[Any]) -> None
             if 0 < result.distance[t, o] < np.inf:
                 points.append((t, o, x, float(result.distance[t, o])))
     _draw_points(axes, result, colours, points)
-    for (name, own), dashes in zip(radii.items(), ("--", ":"), strict=True):
-        for o, radius in enumerate(own.tolist()):
+    for (name, task_radii), dashes in zip(radii.items(), ("--", ":"), strict=True):
+        for o, radius in enumerate(task_radii.tolist()):
             y = min(max(radius, low), high)
             axes.plot([o - 0.45, o + 0.45], [y, y], dashes, color=INK, linewidth=1.1, label=f"radius in {name}")
     axes.set(yscale="log", ylim=(low, high), xlim=(-0.6, n - 0.4))
@@ -88,18 +88,18 @@ def _draw_forgetting(axes: Axes, result: Examination, colours: list[Any]) -> Non
     """Draw measured over predicted forgetting, a point for every pair."""
     n = len(result.losses)
     measured, predicted = result.forgetting.measured, result.forgetting.predicted
-    shown = [(t, o) for t in range(n) for o in range(t) if bool((measured[t, o] + predicted[t, o]).isfinite())]
-    left_out = n * (n - 1) // 2 - len(shown)
-    values = np.array([[float(predicted[p]), float(measured[p])] for p in shown]).reshape(-1, 2)
+    pairs = [(t, o) for t in range(n) for o in range(t) if bool((measured[t, o] + predicted[t, o]).isfinite())]
+    num_left_out = n * (n - 1) // 2 - len(pairs)
+    values = np.array([[float(predicted[p]), float(measured[p])] for p in pairs]).reshape(-1, 2)
     low, high = min(values.min(initial=0), 0), max(values.max(initial=0), result.epsilon)
     margin = 0.07 * (high - low)
     ends = np.array([low - margin, high + margin])
     band = rf"differ by less than $\epsilon$ = {result.epsilon:.3g}"
     axes.fill_between(ends, ends - result.epsilon, ends + result.epsilon, color=REGION, linewidth=0, label=band)
     axes.plot(ends, ends, color=FAINT, linewidth=0.8)
-    _draw_points(axes, result, colours, [(t, o, x, y) for (t, o), (x, y) in zip(shown, values, strict=True)])
+    _draw_points(axes, result, colours, [(t, o, x, y) for (t, o), (x, y) in zip(pairs, values, strict=True)])
     axes.set(xlim=ends, ylim=ends, xlabel="forgetting predicted to the second order", ylabel="forgetting measured")
-    note = f": {left_out} not finite" if left_out else "" if n > 1 else ": no later task"
+    note = f": {num_left_out} not finite" if num_left_out else "" if n > 1 else ": no later task"
     _set_title(axes, f"Forgetting{note}")
 
 
@@ -110,9 +110,9 @@ def _draw_points(
     for t, o, x, y in points:
         face = colours[t] if bool(result.inside[t, o]) else "white"
         axes.plot(x, y, "o", color=colours[t], markerfacecolor=face, markeredgewidth=1.4, zorder=3)
-    for inside in sorted({bool(result.inside[t, o]) for t, o, *_ in points}, reverse=True):
-        label = rf"$\theta_t$ {'inside' if inside else 'outside'} the region"
-        axes.plot([], [], "o", color=FAINT, markerfacecolor=FAINT if inside else "white", label=label)
+    for is_inside in sorted({bool(result.inside[t, o]) for t, o, *_ in points}, reverse=True):
+        label = rf"$\theta_t$ {'inside' if is_inside else 'outside'} the region"
+        axes.plot([], [], "o", color=FAINT, markerfacecolor=FAINT if is_inside else "white", label=label)
 
 
 def _draw_curvature(axes: Axes, result: Examination) -> None:
@@ -120,10 +120,10 @@ def _draw_curvature(axes: Axes, result: Examination) -> None:
     n, count = result.eigenvalues.shape
     for o, (values, trace) in enumerate(zip(result.eigenvalues.numpy(), result.trace.tolist(), strict=True)):
         for sign, face, kind in ((1, INK, "positive"), (-1, "white", "negative")):
-            chosen = sign * values[sign * values > 0]
-            if len(chosen):
+            sizes = sign * values[sign * values > 0]
+            if len(sizes):
                 label = f"{kind} eigenvalues"
-                axes.plot([o] * len(chosen), chosen, "o", color=INK, markersize=4, markerfacecolor=face, label=label)
+                axes.plot([o] * len(sizes), sizes, "o", color=INK, markersize=4, markerfacecolor=face, label=label)
         if trace > 0:
             axes.plot(o, trace, "_", color=TITLE_COLOURS["local"], markersize=12, markeredgewidth=2, label="trace")
     axes.set_yscale("log", nonpositive="mask")
@@ -140,10 +140,10 @@ def _set_title(axes: Axes, title: str, columns: int = 1) -> None:
     axes.set_title(title, loc="left", pad=LEGEND_HEIGHT)
     figure = axes.get_figure(root=True)
     assert figure is not None
-    above = axes.transAxes + ScaledTranslation(0, (LEGEND_HEIGHT - 6) / 72, figure.dpi_scale_trans)
-    drawn = sorted(zip(*axes.get_legend_handles_labels(), strict=True), key=lambda pair: isinstance(pair[0], Line2D))
-    handles = {label: handle for handle, label in drawn}  # regions first
-    options: dict[str, Any] = {"bbox_to_anchor": (0, 1), "bbox_transform": above, "borderaxespad": 0, "borderpad": 0}
+    offset = axes.transAxes + ScaledTranslation(0, (LEGEND_HEIGHT - 6) / 72, figure.dpi_scale_trans)
+    entries = sorted(zip(*axes.get_legend_handles_labels(), strict=True), key=lambda pair: isinstance(pair[0], Line2D))
+    handles = {label: handle for handle, label in entries}  # regions first
+    options: dict[str, Any] = {"bbox_to_anchor": (0, 1), "bbox_transform": offset, "borderaxespad": 0, "borderpad": 0}
     options |= {"labelspacing": 0.25, "columnspacing": 1.5, "handletextpad": 0.6, "handlelength": 1.6}
     options |= {"ncols": columns, "labelcolor": FAINT, "fontsize": 7.5}
     axes.legend(handles.values(), handles.keys(), loc="upper left", **options)
@@ -163,13 +163,13 @@ def examination_table(result: Examination) -> Table:
     )
     rows = []
     for row in result.rows():
-        later = ["yes" if row["inside"] else "no", f"{row['distance']:.3g}", f"{row['radius']:.3g}"]
+        region = ["yes" if row["inside"] else "no", f"{row['distance']:.3g}", f"{row['radius']:.3g}"]
         radii = f"{row['eigenvector_radius']:.2g} – {row['random_radius']:.2g}"
         forgetting = f"{row['measured']:.2g} ({row['predicted']:.2g})"
         if row["inside"] is None:  # the last task
-            later, forgetting = [ABSENT] * 3, ABSENT
+            region, forgetting = [ABSENT] * 3, ABSENT
         curvature = (f"{row[k]:.3g}" for k in ("loss", "largest_eigenvalue", "trace"))
-        rows.append((str(row["task"]), *later, radii, forgetting, *curvature))
+        rows.append((str(row["task"]), *region, radii, forgetting, *curvature))
     title = f"After the last task; inside: the expansion's error is below ε = {result.epsilon:.3g}"
     return _table(title, ("task",), names, rows)
 
@@ -207,8 +207,8 @@ def draw_errors(errors: TrainingErrors, figure: Figure) -> None:
             axes.set_title(f"by step {violation.step}", loc="right", color=WARM[0], fontsize="small")
     for axes in grid[panels:]:
         axes.set_axis_off()
-    drawn = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in grid)
-    handles = {label: line for axes in drawn for line, label in axes}
+    panel_entries = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in grid)
+    handles = {label: line for entries in panel_entries for line, label in entries}
     figure.legend(handles.values(), handles.keys(), loc="outside right upper")
 
 
@@ -219,13 +219,13 @@ def _draw_lines(axes: Axes, curves: ErrorCurves, values: Any, title: str) -> Non
         axes.axvline(step[finished == t][0], color="#A8A8A8", linewidth=0.8, zorder=0, label="next task begins")
     for o in range(tasks):
         label = f"task {o + 1}" if tasks <= MAX_LEGEND_TASKS or o in (0, tasks - 1) else None
-        shown = np.where(np.isfinite(values[:, o]) & (values[:, o] > 0), values[:, o], np.nan)
-        axes.plot(step[finished > o], shown[finished > o], color=hues[o], linewidth=1.2, label=label)
-    known = values[:, :tasks][finished[:, None] > np.arange(tasks)]
-    if (np.isfinite(known) & (known > 0)).any():
+        positive_values = np.where(np.isfinite(values[:, o]) & (values[:, o] > 0), values[:, o], np.nan)
+        axes.plot(step[finished > o], positive_values[finished > o], color=hues[o], linewidth=1.2, label=label)
+    finished_values = values[:, :tasks][finished[:, None] > np.arange(tasks)]
+    if (np.isfinite(finished_values) & (finished_values > 0)).any():
         axes.set_yscale("log")
     else:
-        text = "0 everywhere" if (known == 0).all() else "not finite"
+        text = "0 everywhere" if (finished_values == 0).all() else "not finite"
         axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=FAINT)
         axes.set_yticks([])
     first, last = step[finished > 0].min(), step.max()
@@ -241,15 +241,15 @@ def errors_table(errors: TrainingErrors) -> Table:
     names = ("largest ξ", "holds up to ‖θ−θ_o‖", "violated at step", "tasks learned", "of task", "ξ there")
     rows = []
     for name, check in errors.assumptions.items():
-        radii, where = errors.radii[name].last_inside.nan_to_num(0), check.first_violation
-        radius = radii.max() if where is None else radii[where.tasks[0]]
-        violation = ["never", ABSENT, ABSENT, ABSENT]
-        if where is not None:
-            between = 0 <= where.last_step_inside < where.step - 1
-            steps = f"{where.last_step_inside + 1} – {where.step}" if between else f"{where.step}"
-            tasks = ", ".join(str(o + 1) for o in where.tasks)
-            violation = [steps, str(where.task), tasks, f"{where.error:.3g}"]
-        rows.append([name, f"{float(check.min_epsilon.max()):.3g}", f"{float(radius):.3g}", *violation])
+        radii, violation = errors.radii[name].last_inside.nan_to_num(0), check.first_violation
+        radius = radii.max() if violation is None else radii[violation.tasks[0]]
+        texts = ["never", ABSENT, ABSENT, ABSENT]
+        if violation is not None:
+            is_range = 0 <= violation.last_step_inside < violation.step - 1
+            steps = f"{violation.last_step_inside + 1} – {violation.step}" if is_range else f"{violation.step}"
+            tasks = ", ".join(str(o + 1) for o in violation.tasks)
+            texts = [steps, str(violation.task), tasks, f"{violation.error:.3g}"]
+        rows.append([name, f"{float(check.min_epsilon.max()):.3g}", f"{float(radius):.3g}", *texts])
     title = f"{errors.algorithm}: the locality assumption with ε = {errors.epsilon:.3g}"
     return _table(title, ("approximation",), names, rows)
 
@@ -266,10 +266,10 @@ def draw_measurement(result: Measurement, figure: Figure) -> None:
     grid = figure.subplots(1, len(panels), squeeze=False, sharey=instrument.share_y)[0]
     for axes, names in zip(grid, panels, strict=True):
         for i, (name, group) in enumerate(product(names, groups)):
-            own = [row for row in rows if instrument.group is None or row[instrument.group] == group]
-            x, y = (np.array([row[k] for row in own], dtype=float) for k in (instrument.x, name))
-            shown = np.isfinite(x) & np.isfinite(y) & ((x > 0) & (y > 0) if instrument.scale == "log" else True)
-            x, y = x[shown], y[shown]
+            group_rows = [row for row in rows if instrument.group is None or row[instrument.group] == group]
+            x, y = (np.array([row[k] for row in group_rows], dtype=float) for k in (instrument.x, name))
+            mask = np.isfinite(x) & np.isfinite(y) & ((x > 0) & (y > 0) if instrument.scale == "log" else True)
+            x, y = x[mask], y[mask]
             order = np.argsort(x, kind="stable")
             label = f"{instrument.group} {group}" if isinstance(group, int) else group or _label(name)
             (line,) = axes.plot(x[order], y[order], label=label, color=(*COOL, *WARM)[i % 12], markersize=4)

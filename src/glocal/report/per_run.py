@@ -26,9 +26,9 @@ def frame(runs: Sequence[Run], view: View = DEFAULT_VIEW) -> polars.DataFrame:
     import polars as pl
 
     columns: dict[str, list[Any]] = {name: [run.settings[name] for run in runs] for name in SETTINGS}
-    columns |= {name: _option(runs, name) for name in _differing(runs)}
+    columns |= {name: _option(runs, name) for name in _differing_options(runs)}
     statistics = [run_statistics([run], view)[0] for run in runs]
-    columns |= {name: [_finite(own.get(name)) for own in statistics] for name in STATISTICS}
+    columns |= {name: [_finite(row.get(name)) for row in statistics] for name in STATISTICS}
     columns |= {name: [run.info["cost"][name] for run in runs] for name in ("seconds", "memory_bytes")}
     columns["diverged"] = [run.diverged is not None for run in runs]
     columns["hash"] = [run.hash for run in runs]
@@ -36,7 +36,7 @@ def frame(runs: Sequence[Run], view: View = DEFAULT_VIEW) -> polars.DataFrame:
     counts = dict.fromkeys(("seed", "tasks", "epochs", "batch_size", "memory_bytes"), pl.Int64())
     texts = {name: pl.String() for name in (*SETTINGS, "hash") if name not in numbers | counts}
     types: dict[str, Any] = {**numbers, **counts, **texts, "diverged": pl.Boolean()}
-    return pl.DataFrame([pl.Series(name, own, types.get(name), strict=False) for name, own in columns.items()])
+    return pl.DataFrame([pl.Series(name, values, types.get(name), strict=False) for name, values in columns.items()])
 
 
 def render(runs: Sequence[Run], format: str, view: View = DEFAULT_VIEW) -> str:
@@ -47,7 +47,7 @@ def render(runs: Sequence[Run], format: str, view: View = DEFAULT_VIEW) -> str:
     return table.write_csv() if format == "csv" else to_json(table.to_dicts())
 
 
-def _differing(runs: Sequence[Run]) -> list[str]:
+def _differing_options(runs: Sequence[Run]) -> list[str]:
     """Return the options that differ, or that some do not have, among runs of one algorithm and optimiser."""
     kinds: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for run in runs:
@@ -56,7 +56,7 @@ def _differing(runs: Sequence[Run]) -> list[str]:
     return [
         name
         for name in names
-        if any(len({as_text(own.get(name, "absent")) for own in same}) > 1 for same in kinds.values())
+        if any(len({as_text(settings.get(name, "absent")) for settings in kind}) > 1 for kind in kinds.values())
     ]
 
 

@@ -57,8 +57,8 @@ def drawing(runs: Iterable[Run], kind: str, view: View = DEFAULT_VIEW, over: str
         for g in group_runs(runs, over)
     ]
     require(bool(groups), "no runs were given; train some first (`glocal run`, `glocal sweep`).")
-    finished, count = any(group.finished for group in groups), sum(group.seeds for group in groups)
-    require(finished, f"all {count} runs diverged, so there is nothing to show. Try a lower learning rate.")
+    any_finished, count = any(group.finished for group in groups), sum(group.seeds for group in groups)
+    require(any_finished, f"all {count} runs diverged, so there is nothing to show. Try a lower learning rate.")
     return lambda figure: KINDS[kind](figure, groups, view)
 
 
@@ -81,12 +81,12 @@ def _without_math(text: str) -> str:
 
 def draw_over_option(figure: Figure, groups: Sequence[Group], view: View, name: str) -> None:
     """Draw a statistic against the learning rate or another option, with a band of one standard deviation."""
-    for axes, members, lines in _challenge_panels(figure, groups, _defined(groups, view, name), 3.9, 3.4):
+    for axes, members, lines in _challenge_panels(figure, groups, _finite_groups(groups, view, name), 3.9, 3.4):
         places = positions(group.x for group in members)
-        for own, style in lines:
-            x = np.array([places[group.x] for group in own])
-            mean, std = np.array([group.statistics(view)[name] for group in own]).T
-            _plot_band(axes, x, mean, std, style, own[0].title)
+        for line, style in lines:
+            x = np.array([places[group.x] for group in line])
+            mean, std = np.array([group.statistics(view)[name] for group in line]).T
+            _plot_band(axes, x, mean, std, style, line[0].title)
         option_axis(axes, [group.x for group in members], groups[0].over)
         axes.set_ylabel(_axis_label(name, view, members[0]))
     legend(figure, _titles(groups), _deviation_note(groups, "bands"))
@@ -94,15 +94,17 @@ def draw_over_option(figure: Figure, groups: Sequence[Group], view: View, name: 
 
 def draw_by_seed(figure: Figure, groups: Sequence[Group], view: View, name: str) -> None:
     """Draw a statistic against the learning rate or another option: thin lines for seeds, thick ones for means."""
-    for axes, members, lines in _challenge_panels(figure, groups, _defined(groups, view, name), 3.9, 3.4):
+    for axes, members, lines in _challenge_panels(figure, groups, _finite_groups(groups, view, name), 3.9, 3.4):
         places = positions(group.x for group in members)
-        for own, style in lines:
-            values = [(places[group.x], group.by_seed(view)) for group in own]
+        for line, style in lines:
+            values = [(places[group.x], group.by_seed(view)) for group in line]
             for seed in sorted({seed for _, by_seed in values for seed in by_seed}):
                 x, y = zip(*((x, by_seed[seed][name]) for x, by_seed in values if seed in by_seed), strict=True)
                 axes.plot(x, y, color=style.colour, marker=style.marker, markersize=3, linewidth=0.7, alpha=0.65)
-            means = [group.statistics(view)[name][0] for group in own]
-            axes.plot([x for x, _ in values], means, **style.line(), **style.point(), linewidth=2.2, label=own[0].title)
+            means = [group.statistics(view)[name][0] for group in line]
+            axes.plot(
+                [x for x, _ in values], means, **style.line(), **style.point(), linewidth=2.2, label=line[0].title
+            )
         option_axis(axes, [group.x for group in members], groups[0].over)
         axes.set_ylabel(_axis_label(name, view, members[0]))
     legend(figure, _titles(groups), "thin: a seed each; thick: mean over seeds")
@@ -113,10 +115,10 @@ def draw_over_tasks(figure: Figure, groups: Sequence[Group], view: View) -> None
 
     An algorithm has a line per learning rate, or other option, the lighter the lower it is.
     """
-    finished = [group for group in groups if group.finished]
-    values = sorted({group.x for group in finished}, key=natural_order)
-    for axes, members, lines in _challenge_panels(figure, groups, finished, 3.9, 3.4):
-        for group, style in ((group, style) for own, style in lines for group in own):
+    finished_groups = [group for group in groups if group.finished]
+    values = sorted({group.x for group in finished_groups}, key=natural_order)
+    for axes, members, lines in _challenge_panels(figure, groups, finished_groups, 3.9, 3.4):
+        for group, style in ((group, style) for line, style in lines for group in line):
             R = np.stack([metrics.shown_matrix(run, view.scope) for run in group.finished])
             steps = range(1, group.tasks + 1)
             averages = np.array([metrics.average_accuracy(R, t) for t in steps])
@@ -130,8 +132,8 @@ def draw_over_tasks(figure: Figure, groups: Sequence[Group], view: View) -> None
         average = r"average accuracy  $\mathrm{ACC}(t)$  (%)"
         axes.set_ylabel(average if members[0].metric == "acc" else "average test loss of tasks $1$ to $t$")
     name, low, high = _option_name(groups), _format_x(values[0]), _format_x(values[-1])
-    shown = f"lighter: lower {name}, {low} to {high}" if len(values) > 1 else f"{name} {high}"
-    legend(figure, _titles(groups), "; ".join(filter(None, [_deviation_note(groups, "bands"), shown])))
+    note = f"lighter: lower {name}, {low} to {high}" if len(values) > 1 else f"{name} {high}"
+    legend(figure, _titles(groups), "; ".join(filter(None, [_deviation_note(groups, "bands"), note])))
 
 
 def draw_tradeoff(figure: Figure, groups: Sequence[Group], view: View, names: tuple[str, str]) -> None:
@@ -139,12 +141,12 @@ def draw_tradeoff(figure: Figure, groups: Sequence[Group], view: View, names: tu
 
     `names` are those of the x and the y axis.
     """
-    for axes, members, lines in _challenge_panels(figure, groups, _defined(groups, view, *names), 3.9, 3.8):
+    for axes, members, lines in _challenge_panels(figure, groups, _finite_groups(groups, view, *names), 3.9, 3.8):
         values = sorted({group.x for group in members}, key=natural_order)
-        for own, style in lines:
-            x, y = (np.array([group.statistics(view)[name] for group in own]).T for name in names)
-            sizes = [16 + 64 * values.index(group.x) / max(len(values) - 1, 1) for group in own]
-            draw_path(axes, x, y, style, sizes, own[0].title)
+        for line, style in lines:
+            x, y = (np.array([group.statistics(view)[name] for group in line]).T for name in names)
+            sizes = [16 + 64 * values.index(group.x) / max(len(values) - 1, 1) for group in line]
+            draw_path(axes, x, y, style, sizes, line[0].title)
         right, up = (name != "forgetting" and members[0].metric == "acc" for name in names)
         better = {(False, True): r"$\nwarrow$", (True, False): r"$\searrow$", (False, False): r"$\swarrow$"}[right, up]
         note: dict[str, Any] = {"color": FAINT, "fontsize": "small", "ha": "right", "va": "bottom"}
@@ -153,9 +155,9 @@ def draw_tradeoff(figure: Figure, groups: Sequence[Group], view: View, names: tu
             **{f"{axis}label": _axis_label(name, view, members[0]) for axis, name in zip("xy", names, strict=True)}
         )
     values = sorted({group.x for group in groups}, key=natural_order)
-    shown = f"{_option_name(groups)}, {_format_x(values[0])} to {_format_x(values[-1])}"
-    grow = f"points grow with the {shown}" if len(values) > 1 else None
-    legend(figure, _titles(groups), "; ".join(filter(None, [grow, _deviation_note(groups, "bars at the last points")])))
+    option_range = f"{_option_name(groups)}, {_format_x(values[0])} to {_format_x(values[-1])}"
+    text = f"points grow with the {option_range}" if len(values) > 1 else None
+    legend(figure, _titles(groups), "; ".join(filter(None, [text, _deviation_note(groups, "bars at the last points")])))
 
 
 def draw_distance(figure: Figure, groups: Sequence[Group], view: View) -> None:
@@ -169,14 +171,14 @@ def draw_distance(figure: Figure, groups: Sequence[Group], view: View) -> None:
         for run in group.finished
         if run.config["algorithm"]["name"] == BASELINE
     }
-    finished, panels_each = [group for group in groups if group.finished], 2 if sgd else 1
-    panels = _challenge_panels(figure, groups, finished, 3.9, 3.4, panels_each)
+    finished_groups, panels_each = [group for group in groups if group.finished], 2 if sgd else 1
+    panels = _challenge_panels(figure, groups, finished_groups, 3.9, 3.4, panels_each)
     for number, (axes, members, lines) in enumerate(panels):
         relative = number % panels_each == 1
         places = positions(group.x for group in members)
-        for own, style in lines:
+        for line, style in lines:
             points = []
-            for group in own:
+            for group in line:
                 keys = [(group.challenge, run.lr, run.seed) for run in group.finished]
                 pairs = [(_distance(run), sgd.get(key)) for run, key in zip(group.finished, keys, strict=True)]
                 values = [d / base for d, base in pairs if base] if relative else [d for d, _ in pairs]
@@ -184,7 +186,7 @@ def draw_distance(figure: Figure, groups: Sequence[Group], view: View) -> None:
                     points.append((places[group.x], np.mean(values), np.std(values)))
             if points:
                 x, mean, std = np.array(points).T
-                _plot_band(axes, x, mean, std, style, own[0].title)
+                _plot_band(axes, x, mean, std, style, line[0].title)
         option_axis(axes, [group.x for group in members], groups[0].over)
         axes.set_yscale("log", nonpositive="mask")
         _plain_log_ticks(axes)
@@ -226,15 +228,15 @@ def draw_matrix(figure: Figure, groups: Sequence[Group], view: View) -> None:
 
     size = 2.6 if max(group.tasks for group in groups) > 5 else 2.2
     for section, cells in _algorithm_panels(figure, groups, width=size, height=size + 0.35):
-        best = [best_group(own, view) for _, own in cells]
+        best = [best_group(members, view) for _, members in cells]
         matrices = [np.mean([metrics.shown_matrix(run, view.scope) for run in g.finished], axis=0) for g in best]
         by_loss = best[0].metric == "loss"
         largest = np.max(matrices, where=np.isfinite(matrices), initial=0) if by_loss else 100
         scale = cm.ScalarMappable(Normalize(0, largest), "cividis")
-        for (axes, own), group, R in zip(cells, best, matrices, strict=True):
+        for (axes, members), group, R in zip(cells, best, matrices, strict=True):
             _draw_heat_map(axes, R, largest, ".2g" if by_loss else ".0f")
-            chosen = f", best of {len(own)} on {group.choice_split} data" if len(own) > 1 else ""
-            title = f"{group.title}\n{group.over} {_format_x(group.x)}{chosen}"
+            choice_text = f", best of {len(members)} on {group.choice_split} data" if len(members) > 1 else ""
+            title = f"{group.title}\n{group.over} {_format_x(group.x)}{choice_text}"
             axes.set_title(wrap(title, size - 0.4), color=TITLE_COLOURS[group.locality], loc="left")
         label = "loss  $R[t, o]$" if by_loss else "accuracy  $R[t, o]$  (%)"
         bar = section.colorbar(scale, ax=[axes for axes, _ in cells], label=label, aspect=28, pad=0.02)
@@ -243,37 +245,39 @@ def draw_matrix(figure: Figure, groups: Sequence[Group], view: View) -> None:
 
 def draw_loss(figure: Figure, groups: Sequence[Group], view: View) -> None:
     """Draw the mean of obj_t over each epoch at each algorithm's best learning rate or other option."""
-    chosen: dict[str, list[str]] = {}
-    finished = [group for group in groups if group.finished]
-    for axes, members, lines in _challenge_panels(figure, groups, finished, 4.6, 3.4):
+    options: dict[str, list[str]] = {}
+    finished_groups = [group for group in groups if group.finished]
+    for axes, members, lines in _challenge_panels(figure, groups, finished_groups, 4.6, 3.4):
         tasks = max(group.tasks for group in members)
         low, high = np.inf, -np.inf
-        for own, style in lines:
-            best = best_group(own, view)
+        for line, style in lines:
+            best = best_group(line, view)
             curves = np.ma.masked_invalid(np.stack([run.arrays["epoch_loss"] for run in best.finished]))
             _, count, epochs = curves.shape
             x = (np.arange(count)[:, None] + (np.arange(epochs) + 1) / epochs).ravel()
             mean, std = (f(curves, axis=0).ravel() for f in (np.mean, np.std))
             task_ends = {"markevery": (epochs - 1, epochs), "markersize": 4.5, **style.point()}
-            chosen.setdefault(best.title, []).append(f"{best.over} {_format_x(best.x)}")
+            options.setdefault(best.title, []).append(f"{best.over} {_format_x(best.x)}")
             axes.plot(x, mean, **style.line(), linewidth=1.2, label=best.title, **task_ends)
             axes.fill_between(x, mean - std, mean + std, color=style.colour, alpha=0.14, linewidth=0)
             low, high = min(low, np.nanmin(mean - std)), max(high, np.nanmax(mean))
         axes.set(xlim=(0, tasks), xticks=np.arange(0, tasks + 1), xlabel="task $t$, epoch by epoch")
-        every = -(-tasks // 20)
-        axes.set_xticks(np.arange(0, tasks, every) + 0.5, [str(t + 1) for t in range(0, tasks, every)], minor=True)
+        spacing = -(-tasks // 20)
+        axes.set_xticks(np.arange(0, tasks, spacing) + 0.5, [str(t + 1) for t in range(0, tasks, spacing)], minor=True)
         axes.tick_params(axis="x", which="major", labelbottom=False)
         axes.tick_params(axis="x", which="minor", length=0)
         axes.grid(False, axis="y")
         if low > 0 and high / low > 20:
             axes.set_yscale("log")
     figure.axes[0].set_ylabel(r"objective  $\mathrm{obj}_t$")
-    splits = " and ".join(sorted({group.choice_split for group in finished}))
-    how = f"{_option_name(groups)} chosen on {splits} data" if len({group.x for group in finished}) > 1 else None
-    shown = {
-        title: f"{title}, {' / '.join(dict.fromkeys(chosen[title]))}" for title in _titles(groups) if title in chosen
+    splits = " and ".join(sorted({group.choice_split for group in finished_groups}))
+    choice_note = (
+        f"{_option_name(groups)} chosen on {splits} data" if len({group.x for group in finished_groups}) > 1 else None
+    )
+    labels = {
+        title: f"{title}, {' / '.join(dict.fromkeys(options[title]))}" for title in _titles(groups) if title in options
     }
-    legend(figure, shown, "; ".join(filter(None, [how, _deviation_note(groups, "bands")])))
+    legend(figure, labels, "; ".join(filter(None, [choice_note, _deviation_note(groups, "bands")])))
 
 
 KINDS: dict[str, Callable[[Figure, Sequence[Group], View], None]] = {
@@ -290,60 +294,67 @@ KINDS: dict[str, Callable[[Figure, Sequence[Group], View], None]] = {
 
 
 def _challenge_panels(
-    figure: Figure, groups: Sequence[Group], shown: Sequence[Group], width: float, height: float, each: int = 1
+    figure: Figure,
+    groups: Sequence[Group],
+    drawable: Sequence[Group],
+    width: float,
+    height: float,
+    panels_each: int = 1,
 ) -> list[tuple[Axes, list[Group], list[tuple[list[Group], LineStyle]]]]:
-    """Make a titled panel per challenge, or `each` beside each other, with space for a legend.
+    """Make a titled panel per challenge, or `panels_each` beside each other, with space for a legend.
 
     Returns:
-        Each panel with its groups and, for every algorithm, those of its groups that are `shown` and its style.
+        Each panel with its groups and, for every algorithm, those of its groups that are `drawable` and its style.
     """
     from matplotlib import rcParams
 
     styles = line_styles((group.algorithm, group.locality) for group in groups)
     parts = split_groups(groups, "challenge")
-    across = min(len(parts), max(1, int(figure.get_figwidth() / (each * MIN_PANEL_WIDTH))))  # challenges
-    columns, rows = across * each, -(-len(parts) // across)
+    per_row = min(len(parts), max(1, int(figure.get_figwidth() / (panels_each * MIN_PANEL_WIDTH))))  # challenges
+    columns, rows = per_row * panels_each, -(-len(parts) // per_row)
     width = min(width, figure.get_figwidth() / columns)
     figure.set_size_inches(columns * width + 1.5, rows * height)
     height_of_subtitles = max(len(_subtitle(members)) for members in parts)
     pad = (0.6 + 1.2 * height_of_subtitles) * rcParams["font.size"]
     panels, cells = [], list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes in cells[each * len(parts) :]:
+    for axes in cells[panels_each * len(parts) :]:
         axes.set_visible(False)
-    for number, axes in enumerate(cells[: each * len(parts)]):
-        members = parts[number // each]
-        if number % each == 0:
+    for number, axes in enumerate(cells[: panels_each * len(parts)]):
+        members = parts[number // panels_each]
+        if number % panels_each == 0:
             title = wrap(members[0].challenge, width - 0.8)
             axes.set_title(title, loc="left", pad=pad, fontweight="bold")
             subtitle, look = "\n".join(_subtitle(members)), {"color": FAINT, "fontsize": "small", "linespacing": 1.1}
             axes.text(0, 1.02, subtitle, transform=axes.transAxes, va="bottom", **look)
-        lines = split_groups((group for group in members if group in shown), "title")
-        panels.append((axes, members, [(own, styles[own[0].algorithm, own[0].locality]) for own in lines]))
+        lines = split_groups((group for group in members if group in drawable), "title")
+        panels.append((axes, members, [(line, styles[line[0].algorithm, line[0].locality]) for line in lines]))
     return panels
 
 
 def _algorithm_panels(
-    figure: Figure, groups: Sequence[Group], width: float, height: float, **more: Any
+    figure: Figure, groups: Sequence[Group], width: float, height: float, **options: Any
 ) -> list[tuple[SubFigure, list[tuple[Axes, list[Group]]]]]:
     """Make a titled section per challenge, one below the other, with a panel per algorithm that has finished runs."""
-    inside = [split_groups(own, "title") for own in split_groups((g for g in groups if g.finished), "challenge")]
+    challenges = [
+        split_groups(members, "title") for members in split_groups((g for g in groups if g.finished), "challenge")
+    ]
     room = max(1, min(MAX_PANELS_PER_ROW, int((figure.get_figwidth() - 1.1) / (0.8 * width))))
-    columns = max(-(-len(own) // -(-len(own) // room)) for own in inside)
-    rows = [-(-len(own) // columns) for own in inside]
+    columns = max(-(-len(algorithms) // -(-len(algorithms) // room)) for algorithms in challenges)
+    rows = [-(-len(algorithms) // columns) for algorithms in challenges]
     heights = [n * height + 0.6 for n in rows]
     figure.set_size_inches(max(columns * width + 1.1, 4.2), sum(heights))
-    below = figure.subfigures(len(inside), 1, squeeze=False, height_ratios=heights)[:, 0]
+    subfigures = figure.subfigures(len(challenges), 1, squeeze=False, height_ratios=heights)[:, 0]
     sections = []
-    for subfigure, algorithms, count in zip(below, inside, rows, strict=True):
+    for subfigure, algorithms, count in zip(subfigures, challenges, rows, strict=True):
         challenge = algorithms[0][0].challenge
         subtitle = "\n".join(_subtitle([group for group in groups if group.challenge == challenge]))
         title = wrap(f"{challenge} · {subtitle}", figure.get_figwidth() - 0.4)
         subfigure.suptitle(title, x=0.012, ha="left", fontweight="bold")
-        cells = list(subfigure.subplots(count, columns, squeeze=False, **more).flat)
+        cells = list(subfigure.subplots(count, columns, squeeze=False, **options).flat)
         for axes in cells[len(algorithms) :]:
             axes.set_visible(False)
-        for axes, own in zip(cells, algorithms, strict=False):
-            axes.set_title(wrap(own[0].title, width - 0.5), color=TITLE_COLOURS[own[0].locality], loc="left")
+        for axes, members in zip(cells, algorithms, strict=False):
+            axes.set_title(wrap(members[0].title, width - 0.5), color=TITLE_COLOURS[members[0].locality], loc="left")
         sections.append((subfigure, list(zip(cells, algorithms, strict=False))))
     return sections
 
@@ -374,12 +385,12 @@ def _draw_heat_map(axes: Axes, R: np.ndarray, largest: float, spec: str) -> None
                 axes.text(o + 1, t, f"{value:{spec}}", ha="center", va="center", color=colour, fontsize="small")
 
 
-def _defined(groups: Sequence[Group], view: View, *names: str) -> list[Group]:
+def _finite_groups(groups: Sequence[Group], view: View, *names: str) -> list[Group]:
     """Return the groups whose statistics are finite; raise an error if there are none."""
     finite = [g for g in groups if all(np.isfinite(g.statistics(view)[name][0]) for name in names)]
     if not finite:
-        what = " and ".join({"metric": "accuracy"}.get(name, name.replace("_", " ")) for name in names)
-        raise GlocalError(f"{what} cannot be drawn: undefined for these runs, of one task only or without classes.")
+        text = " and ".join({"metric": "accuracy"}.get(name, name.replace("_", " ")) for name in names)
+        raise GlocalError(f"{text} cannot be drawn: undefined for these runs, of one task only or without classes.")
     return finite
 
 
@@ -394,12 +405,12 @@ def _axis_label(name: str, view: View, group: Group) -> str:
 
 
 def _titles(groups: Sequence[Group]) -> list[str]:
-    found = {(group.locality, group.title) for group in groups}
-    return [title for _, title in sorted(found, key=lambda entry: (entry[0], natural_order(entry[1])))]
+    entries = {(group.locality, group.title) for group in groups}
+    return [title for _, title in sorted(entries, key=lambda entry: (entry[0], natural_order(entry[1])))]
 
 
-def _deviation_note(groups: Sequence[Group], what: str) -> str | None:
-    return f"{what}: ± one standard deviation over seeds" if any(len(g.finished) > 1 for g in groups) else None
+def _deviation_note(groups: Sequence[Group], marks: str) -> str | None:
+    return f"{marks}: ± one standard deviation over seeds" if any(len(g.finished) > 1 for g in groups) else None
 
 
 def _option_name(groups: Sequence[Group]) -> str:

@@ -44,8 +44,8 @@ class Bars(ProgressReporter):
         self._finished += runs
         state = f"{self._finished}/{self._runs} runs"
         if not self._live:
-            own, now = self._cohort, time.perf_counter()
-            print(f"{own.description}: {now - own.started:.1f} s" if own else state, file=sys.stderr, flush=True)
+            bar, now = self._cohort, time.perf_counter()
+            print(f"{bar.description}: {now - bar.started:.1f} s" if bar else state, file=sys.stderr, flush=True)
         self._close()
         self._progress.update(self._all, completed=self._finished, state=state)
 

@@ -105,10 +105,10 @@ def legend(figure: Figure, names: Iterable[str] | Mapping[str, str], note: str |
         handles, labels = axes.get_legend_handles_labels()
         handle_of |= dict(zip(labels, handles, strict=True))
     texts = names if isinstance(names, Mapping) else {name: name for name in names}
-    shown = {wrap(texts[name], LEGEND_WIDTH): handle_of[name] for name in texts if name in handle_of}
+    entries = {wrap(texts[name], LEGEND_WIDTH): handle_of[name] for name in texts if name in handle_of}
     title = wrap(note, LEGEND_WIDTH) + "\n" if note else None
     options: dict[str, Any] = {"title": title, "alignment": "left", "handlelength": 2.8, "labelspacing": 0.7}
-    figure.legend(shown.values(), shown, loc="outside right center", **options)
+    figure.legend(entries.values(), entries, loc="outside right center", **options)
 
 
 def draw_path(axes: Axes, x: np.ndarray, y: np.ndarray, style: LineStyle, sizes: Sequence[float], label: str) -> None:
@@ -160,8 +160,8 @@ def option_axis(axes: Axes, values: Iterable[Any], name: str, crowded: bool = Fa
     low, high = min(places), max(places)
     margin = (high / low) ** 0.08 if high > low else 2.0
     axes.set_xlim(low / margin, high * margin)
-    shown = _select_ticks(sorted(places), max_ticks=4 if crowded else 8)
-    axes.set_xticks(shown, [format_lr(value) for value in shown])
+    ticks = _select_ticks(sorted(places), max_ticks=4 if crowded else 8)
+    axes.set_xticks(ticks, [format_lr(value) for value in ticks])
     axes.set_xticks([], minor=True)
 
 

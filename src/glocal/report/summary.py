@@ -131,13 +131,13 @@ class Group:
 
     def _compute(self, view: View, split: Split) -> dict[int, dict[str, float]]:
         runs = self.finished
-        return {run.seed: own for run, own in zip(runs, run_statistics(runs, view, split), strict=True)}
+        return {run.seed: statistics for run, statistics in zip(runs, run_statistics(runs, view, split), strict=True)}
 
     def statistics(self, view: View, split: Split = "test") -> dict[str, tuple[float, float]]:
         """Compute (mean, standard deviation) over the finished runs; NaN where undefined or if none finished."""
-        found = dict.fromkeys(STATISTICS, (math.nan, math.nan))
-        found |= metrics.over_seeds(list(self.by_seed(view, split).values()))
-        return found | {"metric": found[self.metric]}
+        values = dict.fromkeys(STATISTICS, (math.nan, math.nan))
+        values |= metrics.over_seeds(list(self.by_seed(view, split).values()))
+        return values | {"metric": values[self.metric]}
 
 
 AnyGroup = TypeVar("AnyGroup", bound=Group)
@@ -148,7 +148,7 @@ def run_statistics(runs: Sequence[Run], view: View, split: Split = "test") -> li
     by_accuracy = bool(runs) and metrics.measure_of(runs[0], view.measure) == "accuracy"
     percent = {name for name in PERCENT if name != "forgetting" or by_accuracy}
     values = metrics.summaries(runs, view.scope, view.measure, view.forgetting, split)
-    return [{name: 100 * x if name in percent else x for name, x in own.items()} for own in values]
+    return [{name: 100 * x if name in percent else x for name, x in statistics.items()} for statistics in values]
 
 
 def group_runs(runs: Iterable[Run], over: str = "lr") -> list[Group]:
@@ -160,12 +160,12 @@ def group_runs(runs: Iterable[Run], over: str = "lr") -> list[Group]:
     for challenge, algorithm, run in label_runs(runs, over):
         members.setdefault((challenge, run.locality, algorithm, option_value(run, over)), []).append(run)
     ordered = sorted(members.items(), key=lambda item: [natural_order(part) for part in item[0]])
-    return [Group(*key, tuple(sorted(own, key=lambda run: run.seed)), over=over) for key, own in ordered]
+    return [Group(*key, tuple(sorted(group, key=lambda run: run.seed)), over=over) for key, group in ordered]
 
 
 def split_groups(groups: Iterable[AnyGroup], *attributes: str) -> list[list[AnyGroup]]:
     """Split sorted groups into lists that have equal attributes."""
-    return [list(own) for _, own in groupby(groups, attrgetter(*attributes))]
+    return [list(part) for _, part in groupby(groups, attrgetter(*attributes))]
 
 
 def rows(runs: Iterable[Run], view: View = DEFAULT_VIEW) -> list[Row]:
@@ -257,12 +257,12 @@ def markdown_tables(rows: Sequence[Row]) -> list[Table]:
         lrs = sorted({row["lr"] for row in members})
         columns = [Column(name, f"lr {format_lr(lr)}") for lr in lrs for name in _headings(members[0])]
         sections = []
-        for (locality, algorithm), grouped in groupby(sorted(members, key=key), key):
-            own = list(grouped)
-            memory = decimal(max(row["memory_bytes"] for row in own))
-            seconds = f"{sum(row['seconds'] for row in own) / len(own):.2g} s"
-            shown = (x for lr in lrs for x in cells.get((locality, algorithm, lr, challenge), NO_CELLS))
-            sections.append(Section(algorithm, locality, ((*shown, Cell(memory), Cell(seconds)),)))
+        for (locality, algorithm), group in groupby(sorted(members, key=key), key):
+            algorithm_rows = list(group)
+            memory = decimal(max(row["memory_bytes"] for row in algorithm_rows))
+            seconds = f"{sum(row['seconds'] for row in algorithm_rows) / len(algorithm_rows):.2g} s"
+            lr_cells = (x for lr in lrs for x in cells.get((locality, algorithm, lr, challenge), NO_CELLS))
+            sections.append(Section(algorithm, locality, ((*lr_cells, Cell(memory), Cell(seconds)),)))
         tables.append(Table((*columns, Column("memory"), Column("time")), tuple(sections), challenge))
     return [*tables, Table((), (), notes=(*_notes(rows), COST_NOTE))]
 
@@ -276,16 +276,16 @@ def _cells(rows: Sequence[Row]) -> dict[table.CellKey, list[Cell]]:
     """Return metric and FGT by (locality, algorithm, lr, challenge); mark the best of each algorithm and challenge."""
     cells: dict[table.CellKey, list[Cell]] = {}
     for row in rows:
-        finished = row["seeds"] - row["diverged"]
+        num_finished = row["seeds"] - row["diverged"]
         for name, best in ((row["metric"], max if row["metric"] == "acc" else min), ("forgetting", min)):
             spec = ".2f" if name == "acc" or row["forgetting_by"] == "accuracy" else ".3g"
-            own = [r for r in rows if all(r[k] == row[k] for k in ("locality", "algorithm", "challenge"))]
-            fewest = min(r["diverged"] for r in own)  # which come first, as in `glocal.selection.choose`
+            group = [r for r in rows if all(r[k] == row[k] for k in ("locality", "algorithm", "challenge"))]
+            min_diverged = min(r["diverged"] for r in group)  # which come first, as in `glocal.selection.choose`
             choice = "choice_forgetting" if name == "forgetting" else "choice_metric"
-            values = [x for r in own if r["diverged"] == fewest and (x := r[choice]) is not None]
-            chosen = len(own) > 1 and row["diverged"] == fewest and row[choice] == best(values, default=None)
-            mean, std = row[f"{name}_mean"], row[f"{name}_std"] if finished > 1 else None
-            cell = mean_std(mean, std, chosen, spec) if finished else Cell("diverged")
+            values = [x for r in group if r["diverged"] == min_diverged and (x := r[choice]) is not None]
+            is_best = len(group) > 1 and row["diverged"] == min_diverged and row[choice] == best(values, default=None)
+            mean, std = row[f"{name}_mean"], row[f"{name}_std"] if num_finished > 1 else None
+            cell = mean_std(mean, std, is_best, spec) if num_finished else Cell("diverged")
             cells.setdefault((row["locality"], row["algorithm"], row["lr"], row["challenge"]), []).append(cell)
     return cells
 
@@ -301,7 +301,7 @@ def _notes(rows: Sequence[Row]) -> tuple[str, ...]:
     counts = {row["challenge"]: str(row["tasks"]) for row in rows}
     chosen_on = {row["challenge"]: row["chosen_on"] for row in rows}
     compared = len({(row["challenge"], row["locality"], row["algorithm"]) for row in rows}) < len(rows)
-    among = ", where the fewest runs diverged" if any(row["diverged"] for row in rows) else ""
+    rule = ", where the fewest runs diverged" if any(row["diverged"] for row in rows) else ""
     seeds = format_range((row["seeds"] for row in rows), "seed")
     starts = {row["challenge"]: f"runs of {n} tasks" if (n := row["after"]) else "initialisations" for row in rows}
     return (
@@ -311,14 +311,14 @@ def _notes(rows: Sequence[Row]) -> tuple[str, ...]:
         f"FGT: {_by_challenge(forgetting)} since each task was learnt, averaged over {tasks}.",
         *([f"Runs start from {_by_challenge(starts)}."] if any(row["after"] for row in rows) else []),
         diverged_note(rows),
-        *([f"Bold: the best values of each algorithm, chosen on {_by_challenge(chosen_on)} data{among}."] * compared),
+        *([f"Bold: the best values of each algorithm, chosen on {_by_challenge(chosen_on)} data{rule}."] * compared),
     )
 
 
 def _by_challenge(texts: Mapping[str, str]) -> str:
     """Return the text that all challenges share, or each with its challenge."""
-    shared = set(texts.values())
-    return shared.pop() if len(shared) == 1 else "; ".join(f"{name}: {text}" for name, text in texts.items())
+    distinct = set(texts.values())
+    return distinct.pop() if len(distinct) == 1 else "; ".join(f"{name}: {text}" for name, text in texts.items())
 
 
 def format_range(values: Iterable[int], noun: str) -> str:
@@ -330,8 +330,8 @@ def format_range(values: Iterable[int], noun: str) -> str:
 def diverged_note(rows: Iterable[Row]) -> str:
     """Say which rows lost runs."""
     place = "{algorithm} at {rate} on {challenge}: {diverged} of {seeds}"
-    where = [place.format(rate=format_lr(row["lr"]), **row) for row in rows if row["diverged"]]
-    return f"Diverged, and left out of the means: {', '.join(where)}." if where else "No run diverged."
+    places = [place.format(rate=format_lr(row["lr"]), **row) for row in rows if row["diverged"]]
+    return f"Diverged, and left out of the means: {', '.join(places)}." if places else "No run diverged."
 
 
 def matrix_table(run: Run) -> Table:
@@ -350,8 +350,8 @@ def matrix_table(run: Run) -> Table:
     else:
         note = f"Average {by} {metrics.average_accuracy(R):{exact}}"
         if metrics.choice_split(run) == "validation":
-            held_out = metrics.average_accuracy(metrics.shown_matrix(run, split="validation"))
-            note += f", on validation data {held_out:{exact}}"
+            validation_accuracy = metrics.average_accuracy(metrics.shown_matrix(run, split="validation"))
+            note += f", on validation data {validation_accuracy:{exact}}"
         if run.tasks > 1:
             note += f"; forgetting, over all tasks but the last, {metrics.average_forgetting(R, by=by):{exact}}"
         note += "."
@@ -389,25 +389,25 @@ def round_finite(x: float | None) -> float | None:
 
 def trends(groups: Iterable[Group], view: View = DEFAULT_VIEW) -> list[TrendRow]:
     """Run the paper's test on every algorithm that has at least four learning rates."""
-    found = []
-    for own in split_groups(groups, "challenge", "title"):
-        forgetting = {g.lr: {seed: x["forgetting"] for seed, x in g.by_seed(view).items()} for g in own}
-        trend = metrics.learning_rate_test(forgetting, own[0].locality)
+    trend_rows = []
+    for members in split_groups(groups, "challenge", "title"):
+        forgetting = {g.lr: {seed: x["forgetting"] for seed, x in g.by_seed(view).items()} for g in members}
+        trend = metrics.learning_rate_test(forgetting, members[0].locality)
         if trend is not None:
-            run = own[0].runs[0]
+            run = members[0].runs[0]
             trend = replace(trend, flat=run.config["algorithm"]["name"] in FLAT)
             digits = 2 if metrics.measure_of(run, view.measure) == "accuracy" else 4
-            found.append(TrendRow(own[0].challenge, own[0].algorithm, trend, digits=digits))
-    return found
+            trend_rows.append(TrendRow(members[0].challenge, members[0].algorithm, trend, digits=digits))
+    return trend_rows
 
 
 def trend_tables(rows: Sequence[TrendRow], published: bool = False) -> list[Table]:
     """Lay out the paper's test with one verdict per algorithm; no table without rows."""
     if not rows:
         return []
-    hidden = set() if published else {"published"}
+    hidden_columns = set() if published else {"published"}
     if len({row.challenge for row in rows}) == 1:
-        hidden.add("challenge")
+        hidden_columns.add("challenge")
     sections = []
     for row in rows:
         trend = row.trend
@@ -420,8 +420,8 @@ def trend_tables(rows: Sequence[TrendRow], published: bool = False) -> list[Tabl
             "seeds": str(trend.seeds),
             "verdict": trend.verdict,
         }
-        shown = {name: Cell(text) for name, text in texts.items() if name not in hidden}
-        sections.append(Section(row.algorithm, trend.locality, (tuple(shown.values()),)))
-    columns = tuple(Column(name, align="left" if name in ("challenge", "verdict") else "right") for name in shown)
+        cells = {name: Cell(text) for name, text in texts.items() if name not in hidden_columns}
+        sections.append(Section(row.algorithm, trend.locality, (tuple(cells.values()),)))
+    columns = tuple(Column(name, align="left" if name in ("challenge", "verdict") else "right") for name in cells)
     notes = (TREND_NOTE, *([FLAT_NOTE] if any(row.trend.flat for row in rows) else []))
     return [Table(columns, tuple(sections), "The paper's test", notes=notes)]

@@ -103,11 +103,11 @@ class Table:
         groups = list(dict.fromkeys(column.group for column in self.columns if column.group))
         pages: list[list[str]] = []
         for group in groups or [""]:
-            wider = [*pages[-1], group] if pages else [group]
-            if pages and Measurement.get(console, wide, self._rich(wider, star)).maximum > options.max_width:
+            candidate = [*pages[-1], group] if pages else [group]
+            if pages and Measurement.get(console, wide, self._rich(candidate, star)).maximum > options.max_width:
                 pages.append([group])
             else:
-                pages[-1:] = [wider]
+                pages[-1:] = [candidate]
         for page in pages if self.sections else []:
             yield self._rich(page, star)
             yield Text("")
@@ -116,29 +116,29 @@ class Table:
 
     def _rich(self, groups: Sequence[str], star: bool) -> rich_table.Table:
         """Build the part of the table that has the ungrouped columns and those of these groups."""
-        shown = [i for i, column in enumerate(self.columns) if column.group in ("", *groups)]
-        grouped = [i for i in shown if self.columns[i].group]
+        indices = [i for i, column in enumerate(self.columns) if column.group in ("", *groups)]
+        grouped_indices = [i for i in indices if self.columns[i].group]
         table = rich_table.Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="")
         table.title, table.title_justify = self.title or None, "left"
-        headers = [Text(self.label), *map(self._header, shown)]
+        headers = [Text(self.label), *map(self._header, indices)]
         height = max(header.plain.count("\n") for header in headers)
         label, *names = (Text("\n" * (height - header.plain.count("\n"))) + header for header in headers)
         table.add_column(label, max_width=MAX_LABEL_WIDTH)
-        for i, name in zip(shown, names, strict=True):
+        for i, name in zip(indices, names, strict=True):
             name.justify = "left"
-            right = self.columns[i].align == "right"
+            is_right = self.columns[i].align == "right"
             table.add_column(
-                name, justify=self.columns[i].align, no_wrap=right, overflow="ellipsis" if right else "fold"
+                name, justify=self.columns[i].align, no_wrap=is_right, overflow="ellipsis" if is_right else "fold"
             )
         rules = any(len(section.rows) > 1 for section in self.sections)
         for section in self.sections:
-            rows = [r for r in section.rows if not grouped or any(r[i].text != ABSENT for i in grouped)]
+            rows = [r for r in section.rows if not grouped_indices or any(r[i].text != ABSENT for i in grouped_indices)]
             if rows and rules and table.row_count:
                 table.add_section()
             color = COLORS.get(section.locality, "")
             first = Text.assemble((section.label, f"bold {color}"), (section.suffix, color))
             for number, row in enumerate(rows):
-                cells = (_terminal_cell(row[i], star, self.columns[i]) for i in shown)
+                cells = (_terminal_cell(row[i], star, self.columns[i]) for i in indices)
                 table.add_row(Text("") if number else first, *cells)
         return table
 
@@ -177,7 +177,7 @@ class Table:
 
     def latex(self) -> str:
         """Render a `table` environment (booktabs, multirow, xcolor) with the notes as its caption."""
-        groups = [(name, len(list(own))) for name, own in groupby(column.group for column in self.columns)]
+        groups = [(name, len(list(columns))) for name, columns in groupby(column.group for column in self.columns)]
         spans = [rf"\multicolumn{{{n}}}{{c}}{{\textbf{{{escape(g)}}}}}" if g else "& " * (n - 1) for g, n in groups]
         header = [f" & {' & '.join(spans)} \\\\"] if any(column.group for column in self.columns) else []
         names = [escape(name) for name in (self.label, *(column.name for column in self.columns))]
@@ -215,7 +215,7 @@ def by_learning_rate(
     for locality, algorithm, lr in sorted({key[:3] for key in cells}):
         parts = (cells.get((locality, algorithm, lr, group), [Cell(ABSENT)] * len(names_of[group])) for group in groups)
         lines.setdefault((locality, algorithm), []).append((Cell(format_lr(lr)), *chain.from_iterable(parts)))
-    sections = (Section(algorithm, locality, tuple(own)) for (locality, algorithm), own in lines.items())
+    sections = (Section(algorithm, locality, tuple(rows)) for (locality, algorithm), rows in lines.items())
     return Table(columns, tuple(sections), **options)
 
 

@@ -40,10 +40,10 @@ def parse_condition(text: str, runs: Sequence[Run]) -> Callable[[Run], bool]:
         if bound is None or not any(map(is_number, present)):
             allowed = "only numbers can be compared" if bound is None else f"{name} is not a number: use = or !="
             raise GlocalError(f"the condition '{text}' was given, but {allowed}.")
-        return lambda run: is_number(own := run.settings.get(name)) and COMPARISONS[sign](own, bound)
-    parts = [value] if any(_equal(own, value) for own in present) else [part.strip() for part in value.split(",")]
+        return lambda run: is_number(setting := run.settings.get(name)) and COMPARISONS[sign](setting, bound)
+    parts = [value] if any(_equal(item, value) for item in present) else [part.strip() for part in value.split(",")]
     for part in parts:
-        if not any(_equal(own, part) for own in present):
+        if not any(_equal(item, part) for item in present):
             raise unknown(f"{name} of these runs:", part, map(as_text, present))
 
     def is_any(run: Run) -> bool:

@@ -56,8 +56,8 @@ def read(store: Path) -> dict[str, Entry]:
     """Return the entries by the names of their runs; none if there is no index that can be used."""
     with suppress(Exception):  # whatever is wrong with it, the runs' own files are there
         if files.has_checksums(store / FILE):
-            arrays, about = files.read_arrays(store / FILE)
-            if about["version"] == __version__:
+            arrays, metadata = files.read_arrays(store / FILE)
+            if metadata["version"] == __version__:
                 return dict(_entries(store / "runs", arrays))
     return {}
 
@@ -67,12 +67,12 @@ def _entries(folder: Path, arrays: dict[str, np.ndarray]) -> Iterator[tuple[str,
     values = [files.parse_json(value) for value in text["values"]]
     for number, (names, config, info) in enumerate(text["kinds"]):
         stamps, numbers = (arrays.pop(f"{number}/{name}").tolist() for name in (STAMPS, VALUES))
-        own = {key.partition("/")[2]: stacked for key, stacked in arrays.items() if key.startswith(f"{number}/")}
-        for name, own_stamp, row, *rows in zip(names, stamps, numbers, *own.values(), strict=True):
-            found = [values[i] for i in row]
-            parts = zip(config, found[: len(config)], strict=True), zip(info, found[len(config) :], strict=True)
-            run = Run(dict(parts[0]), dict(zip(own, rows, strict=True)), dict(parts[1]), folder / name)
-            yield name, Entry(own_stamp, run)
+        columns = {key.partition("/")[2]: stacked for key, stacked in arrays.items() if key.startswith(f"{number}/")}
+        for name, run_stamp, row, *rows in zip(names, stamps, numbers, *columns.values(), strict=True):
+            fields = [values[i] for i in row]
+            parts = zip(config, fields[: len(config)], strict=True), zip(info, fields[len(config) :], strict=True)
+            run = Run(dict(parts[0]), dict(zip(columns, rows, strict=True)), dict(parts[1]), folder / name)
+            yield name, Entry(run_stamp, run)
 
 
 def write(store: Path, entries: Mapping[str, Entry]) -> None:
@@ -88,14 +88,14 @@ def write(store: Path, entries: Mapping[str, Entry]) -> None:
     values: dict[str, int] = {}
     arrays: dict[str, np.ndarray] = {}
     described = []
-    for number, own in enumerate(kinds.values()):
-        runs = [entry.run for entry in own.values()]
+    for number, group in enumerate(kinds.values()):
+        runs = [entry.run for entry in group.values()]
         contents = [[*run.config.values(), *run.info.values()] for run in runs]
-        numbers = [[values.setdefault(json.dumps(value), len(values)) for value in each] for each in contents]
-        arrays |= {f"{number}/{STAMPS}": np.array([entry.stamp for entry in own.values()])}
+        numbers = [[values.setdefault(json.dumps(value), len(values)) for value in content] for content in contents]
+        arrays |= {f"{number}/{STAMPS}": np.array([entry.stamp for entry in group.values()])}
         arrays |= {f"{number}/{VALUES}": np.array(numbers)}
         arrays |= {f"{number}/{key}": np.stack([run.arrays[key] for run in runs]) for key in runs[0].arrays}
-        described.append((list(own), list(runs[0].config), list(runs[0].info)))
+        described.append((list(group), list(runs[0].config), list(runs[0].info)))
     text = json.dumps({"values": list(values), "kinds": described}).encode()
     arrays["text"] = np.frombuffer(text, np.uint8)
     with suppress(OSError):

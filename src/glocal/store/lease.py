@@ -107,10 +107,10 @@ class Lease:
     def check(self) -> None:
         """Raise LeaseLost if another process has taken the folder, or removed it."""
         try:
-            ours = os.path.samestat(os.fstat(self._file.fileno()), (self.path / "lease.json").stat())
+            same_file = os.path.samestat(os.fstat(self._file.fileno()), (self.path / "lease.json").stat())
         except (FileNotFoundError, ValueError):
-            ours = False
-        if not ours or _last_attempt(self.folder) != self.number:
+            same_file = False
+        if not same_file or _last_attempt(self.folder) != self.number:
             raise LeaseLost(f"another process has taken over '{self.folder}'.")
 
     def note(self, **about: Any) -> None:

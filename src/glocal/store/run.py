@@ -53,8 +53,8 @@ class Run:
     path: Path | None = None
 
     def __repr__(self) -> str:
-        what = f"{self.algorithm} on {self.challenge}, lr {self.lr:g}, seed {self.seed}"
-        return f"<Run: {what}{', diverged' if self.diverged else ''}>"
+        description = f"{self.algorithm} on {self.challenge}, lr {self.lr:g}, seed {self.seed}"
+        return f"<Run: {description}{', diverged' if self.diverged else ''}>"
 
     @property
     def hash(self) -> str:

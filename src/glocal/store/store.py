@@ -113,8 +113,8 @@ class Store:
         """Read one run."""
         path = self.runs_path / hash
         with files.report_damage(path, "The run's command trains it again."):
-            arrays, about = files.read_arrays(path / "arrays.safetensors")
-            config, info = (files.read_json(path / name, about.get(name)) for name in ("config.json", "info.json"))
+            arrays, metadata = files.read_arrays(path / "arrays.safetensors")
+            config, info = (files.read_json(path / name, metadata.get(name)) for name in ("config.json", "info.json"))
             run = Run(config, arrays, info, path)
             expected = RunConfig(**config).hash
             if missing := set(ARRAYS) - run.arrays.keys():
@@ -126,34 +126,34 @@ class Store:
 
     def runs(self) -> list[Run]:
         """Read all finished runs; those that cannot be read are left out, with a warning."""
-        found = self.read(self.names())
-        errors = [str(error) for error in found.values() if isinstance(error, GlocalError)]
+        results = self.read(self.names())
+        errors = [str(error) for error in results.values() if isinstance(error, GlocalError)]
         if errors:
             verify = f" `glocal verify {self.path}` lists them." if len(errors) > 1 else ""
-            message = f"{len(errors)} of {len(found)} runs in '{self.path}' left out: {errors[0]}{verify}"
+            message = f"{len(errors)} of {len(results)} runs in '{self.path}' left out: {errors[0]}{verify}"
             warnings.warn(message, GlocalWarning, stacklevel=2)
-        return [run for run in found.values() if isinstance(run, Run)]
+        return [run for run in results.values() if isinstance(run, Run)]
 
     def read(self, names: Collection[str]) -> dict[str, Run | GlocalError]:
         """Read runs; many of them from the index, if it holds them as they are. Return why a run cannot be read."""
-        known = index.read(self.path) if len(names) >= index.MIN_RUNS else {}
-        found: dict[str, Run | GlocalError] = {}
-        unknown: dict[str, index.Entry] = {}
+        indexed = index.read(self.path) if len(names) >= index.MIN_RUNS else {}
+        results: dict[str, Run | GlocalError] = {}
+        unindexed: dict[str, index.Entry] = {}
         for name in names:
-            stamp, entry = index.stamp(f"{self.runs_path}/{name}"), known.get(name)
+            stamp, entry = index.stamp(f"{self.runs_path}/{name}"), indexed.get(name)
             if entry is not None and entry.stamp == stamp:
-                found[name] = entry.run
+                results[name] = entry.run
                 continue
             try:
-                found[name] = run = files.read_twice(self.run, name)
+                results[name] = run = files.read_twice(self.run, name)
                 if stamp is not None:
-                    unknown[name] = index.Entry(stamp, run)
+                    unindexed[name] = index.Entry(stamp, run)
             except GlocalError as error:
-                found[name] = error
-        if len(unknown) >= index.MIN_RUNS:
+                results[name] = error
+        if len(unindexed) >= index.MIN_RUNS:
             stored = set(self.names())
-            index.write(self.path, {name: entry for name, entry in (known | unknown).items() if name in stored})
-        return found
+            index.write(self.path, {name: entry for name, entry in (indexed | unindexed).items() if name in stored})
+        return results
 
     def names(self) -> list[str]:
         """Return the names of all finished runs."""
@@ -186,13 +186,13 @@ class Store:
     ) -> None:
         """Write a finished run, unless another process has; `kept` are its parameters and state, or None."""
         path = self.runs_path / config.hash
-        given = {name: tensors for name, tensors in kept.items() if tensors is not None}
-        if self.finished(config.hash, given):
+        tensors_by_name = {name: tensors for name, tensors in kept.items() if tensors is not None}
+        if self.finished(config.hash, tensors_by_name):
             return
         existing = path.stat() if path.exists() else None
         if self._holds(config.hash, arrays):  # without all files that are to be kept
             with files.report_os_errors("write to the store", self.path):
-                for name, tensors in given.items():
+                for name, tensors in tensors_by_name.items():
                     files.write_tensors(path / f"{name}.safetensors", tensors)
             return
         with files.report_os_errors("write to the store", self.path):
@@ -201,7 +201,7 @@ class Store:
                     contents = {"config.json": config.as_dict(), "info.json": dict(info)}
                     checksums = {name: files.write_json(part / name, value) for name, value in contents.items()}
                     files.write_tensors(part / "arrays.safetensors", arrays, checksums)
-                    for name, tensors in given.items():
+                    for name, tensors in tensors_by_name.items():
                         files.write_tensors(part / f"{name}.safetensors", tensors)
             except FileExistsError:  # another process was faster; its run may lack what is to be kept
                 self.write(config, arrays, info, kept)
@@ -329,10 +329,10 @@ class Claim:
         with files.report_os_errors("write the checkpoint to", self.path):
             self.keep(snapshot.finished, snapshot.state.params, snapshot.state.buffers)
             tensors = tree.flatten({"state": snapshot.state.as_tree(), "record": snapshot.record.arrays})
-            about = {"finished": snapshot.finished, "clock": snapshot.state.clock, "kept": self.kept}
-            about |= {name: getattr(snapshot.record, name) for name in RECORD_SCALARS}
+            content = {"finished": snapshot.finished, "clock": snapshot.state.clock, "kept": self.kept}
+            content |= {name: getattr(snapshot.record, name) for name in RECORD_SCALARS}
             path = self.lease.path / "checkpoint.safetensors"
-            files.write_tensors(path, tensors, {"about": json.dumps(about)})
+            files.write_tensors(path, tensors, {"about": json.dumps(content)})
             for earlier in self._checkpoints():
                 if earlier.parent < path.parent:
                     earlier.unlink(missing_ok=True)
@@ -370,16 +370,16 @@ class Claim:
             return None
         with files.report_damage(self.path, ""):
             tensors, metadata = files.read_tensors(checkpoints[-1])
-            about = files.parse_json(metadata["about"])
+            content = files.parse_json(metadata["about"])
             parts = tree.unflatten(tensors)
             arrays = {name: parts["record"][name] for name in (*ARRAYS, *parts["record"])}
-            record = Record(arrays, **{name: about[name] for name in RECORD_SCALARS if name in about})
-            _check_record(arrays["update_norm"], about["finished"], parts["state"]["diverged"])
+            record = Record(arrays, **{name: content[name] for name in RECORD_SCALARS if name in content})
+            _check_record(arrays["update_norm"], content["finished"], parts["state"]["diverged"])
             older = sorted(path.name for path in self.path.glob("theta-*.safetensors"))
-            self.kept = about.get("kept", older[: about["finished"] + 1])
-            self._check_kept(about["finished"])
+            self.kept = content.get("kept", older[: content["finished"] + 1])
+            self._check_kept(content["finished"])
         state = tree.map_tree(lambda leaf: leaf.to(device), parts["state"])
-        return Snapshot(about["finished"], State.from_tree(state, about["clock"]), record)
+        return Snapshot(content["finished"], State.from_tree(state, content["clock"]), record)
 
     def _check_kept(self, finished: int) -> None:
         """Raise unless θ_0 … θ_t are there, if they are kept, and agree with their checksums."""

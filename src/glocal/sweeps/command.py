@@ -38,19 +38,19 @@ def sweep_commands(runs: Iterable[Run]) -> list[SweepCommand]:
     parts: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
         config = run.config
-        shared = json.dumps([*_shared(run), config["challenge"], config.get("optimizer")], sort_keys=True)
+        shared = json.dumps([*_challenge_and_flags(run), config["challenge"], config.get("optimizer")], sort_keys=True)
         parts.setdefault(shared, {}).setdefault(json.dumps(config["algorithm"], sort_keys=True), []).append(run)
-    found = []
+    result = []
     for algorithms in parts.values():
         commands: dict[tuple[Any, ...], dict[str, list[Run]]] = {}
-        for own in (block for members in algorithms.values() for block in _blocks(members)):
-            name, number = own[0].config["algorithm"]["name"], 0
-            axes = tuple(sorted({run.lr for run in own})), tuple(sorted({run.seed for run in own}))
+        for block in (block for members in algorithms.values() for block in _blocks(members)):
+            name, number = block[0].config["algorithm"]["name"], 0
+            axes = tuple(sorted({run.lr for run in block})), tuple(sorted({run.seed for run in block}))
             while name in commands.get((*axes, number), {}):  # the same algorithm with other options
                 number += 1
-            commands.setdefault((*axes, number), {})[name] = own
-        found += [_command(lrs, seeds, list(own.values())) for (lrs, seeds, _), own in commands.items()]
-    return found
+            commands.setdefault((*axes, number), {})[name] = block
+        result += [_command(lrs, seeds, list(blocks.values())) for (lrs, seeds, _), blocks in commands.items()]
+    return result
 
 
 def _blocks(runs: Sequence[Run]) -> list[list[Run]]:
@@ -65,9 +65,9 @@ def _blocks(runs: Sequence[Run]) -> list[list[Run]]:
 
 def _command(lrs: Sequence[float], seeds: Sequence[int], algorithms: Sequence[Sequence[Run]]) -> SweepCommand:
     first = algorithms[0][0]
-    (challenge, *flags), notes = _shared(first), []
+    (challenge, *flags), notes = _challenge_and_flags(first), []
     names, options = [], []
-    for config in (own[0].config["algorithm"] for own in algorithms):
+    for config in (runs[0].config["algorithm"] for runs in algorithms):
         name, kind = config["name"], None if "source" in config else ALGORITHMS.get(config["name"])
         names.append(f"PATH.py:{name}" if kind is None else name)
         options += [f"{name}.{text}" for text in _options(kind, config["options"])]
@@ -105,26 +105,26 @@ def _command(lrs: Sequence[float], seeds: Sequence[int], algorithms: Sequence[Se
         notes.append(
             f"The runs are of protocol {first.config.get('protocol')}; this version trains by protocol {PROTOCOL}."
         )
-    return SweepCommand(shlex.join(arguments), tuple(run for own in algorithms for run in own), tuple(notes))
+    return SweepCommand(shlex.join(arguments), tuple(run for runs in algorithms for run in runs), tuple(notes))
 
 
-def _shared(run: Run) -> list[Any]:
+def _challenge_and_flags(run: Run) -> list[Any]:
     """Return the challenge and the flags of all but algorithm, optimiser, learning rate and seed."""
     config, challenge = run.config, run.config["challenge"]
-    known = CHALLENGES[run.challenge] if is_named(challenge) else None
+    entry = CHALLENGES[run.challenge] if is_named(challenge) else None
     values: dict[str, Any] = {name: config.get(name) for name in DEFAULTS if name in config}
     network = config["network"]
     built_in = "source" not in network and network["name"] in NETWORKS
     values["network"] = network["name"] if built_in else f"PATH.py:{network['name']}"
-    values["tasks"] = None if known is not None and known.tasks == run.tasks else run.tasks
-    values["setting"] = None if known is None or known.setting == run.setting else run.setting
+    values["tasks"] = None if entry is not None and entry.tasks == run.tasks else run.tasks
+    values["setting"] = None if entry is None or entry.setting == run.setting else run.setting
     values["evaluate"] = challenge.get("evaluate", "all")
     values["validation"] = share if isinstance(share := challenge.get("validation"), float) else None
     values |= {"init": "FILE" if "init" in network else None, "after": "STORE" if run.after else None}
     flags = [(f"--{name.replace('_', '-')}", x) for name, x in values.items() if x != DEFAULTS[name]]
-    kept = [name for name in ("parameters", "state") if run.path and (run.path / f"{name}.safetensors").exists()]
-    name = run.challenge if known is not None else "PATH.py:FUNCTION"
-    return [name, *(text for flag in flags for text in flag), *(f"--keep-{what}" for what in kept)]
+    kept_files = [name for name in ("parameters", "state") if run.path and (run.path / f"{name}.safetensors").exists()]
+    name = run.challenge if entry is not None else "PATH.py:FUNCTION"
+    return [name, *(text for flag in flags for text in flag), *(f"--keep-{file}" for file in kept_files)]
 
 
 def _options(kind: type | None, options: dict[str, Any]) -> list[str]:
@@ -138,5 +138,5 @@ def _python_options(run: Run) -> str:
     if not is_named(run.config["challenge"]):
         return ""
     defaults = default_options(run.challenge) | {"setting": run.setting}
-    own = run.config["challenge"]["options"]
-    return ", ".join(f"{name}={json.dumps(value)}" for name, value in own.items() if value != defaults.get(name))
+    options = run.config["challenge"]["options"]
+    return ", ".join(f"{name}={json.dumps(value)}" for name, value in options.items() if value != defaults.get(name))

@@ -34,7 +34,7 @@ class Parents:
     def __init__(self, store: Store, challenge: Challenge, kept: frozenset[str], children: Store) -> None:
         self.store, self.challenge, self.children = store, challenge, children
         self.kept = {"state"} | (kept & {"parameters"})  # what a parent must have
-        self.runs = [(_shared(run.config), run) for run in store.runs()]
+        self.runs = [(_shared_config(run.config), run) for run in store.runs()]
         self._fingerprints = cache(lambda tasks, seed: task_fingerprints(challenge.first(tasks), seed))
 
     def find(self, config: RunConfig) -> tuple[RunConfig, Run]:
@@ -42,35 +42,35 @@ class Parents:
 
         A child that is finished already comes first, so that it is not trained again.
         """
-        shared = _shared(config.as_dict())
-        found = [run for other, run in self.runs if other == shared and run.tasks < config.challenge["tasks"]]
-        found = [run for run in found if self.store.finished(run.hash, self.kept)]
-        pairs = [(replace(config, parent={"run": run.hash, "after": run.tasks}), run) for run in found]
+        shared = _shared_config(config.as_dict())
+        runs = [run for other, run in self.runs if other == shared and run.tasks < config.challenge["tasks"]]
+        runs = [run for run in runs if self.store.finished(run.hash, self.kept)]
+        pairs = [(replace(config, parent={"run": run.hash, "after": run.tasks}), run) for run in runs]
         for child, run in sorted(pairs, key=lambda p: (not self.children.finished(p[0].hash), -p[1].tasks)):
             if self.children.finished(child.hash) or self._changed_task(run) is None:
                 spans = config.optimizer is not None and config.optimizer["options"]["span"] == "sequence"
-                then, now = _horizon(run.config), _horizon(config.as_dict())
-                remedy = f"of {then} tasks, not {now}: train it again with horizon={now}"
-                require(not spans or then == now, f"the schedule of run {run.hash} spans a sequence {remedy}.")
+                old, new = _horizon(run.config), _horizon(config.as_dict())
+                remedy = f"of {old} tasks, not {new}: train it again with horizon={new}"
+                require(not spans or old == new, f"the schedule of run {run.hash} spans a sequence {remedy}.")
                 return child, run
-        what = f"{config.algorithm['name']} at lr {config.lr:g} and seed {config.seed}"
-        raise GlocalError(f"'{self.store.path}' has no run of {what} to go on from: {self._reason(config, found)}.")
+        label = f"{config.algorithm['name']} at lr {config.lr:g} and seed {config.seed}"
+        raise GlocalError(f"'{self.store.path}' has no run of {label} to go on from: {self._reason(config, runs)}.")
 
     def _changed_task(self, run: Run) -> int | None:
         """Return the number of the first task that is not the one that the run was trained on."""
-        now = self._fingerprints(run.tasks, run.seed if self.challenge.seeded else 0)
-        changed = (now != _read_state(run, "task_fingerprints")["task_fingerprints"]).any(1)
+        fingerprints = self._fingerprints(run.tasks, run.seed if self.challenge.seeded else 0)
+        changed = (fingerprints != _read_state(run, "task_fingerprints")["task_fingerprints"]).any(1)
         return int(changed.int().argmax()) + 1 if changed.any() else None
 
-    def _reason(self, config: RunConfig, found: Sequence[Run]) -> str:
-        if found:
-            task, challenge = self._changed_task(found[0]), self.challenge.name
-            return f"task {task} of {challenge} has other data than when run {found[0].hash} was trained"
-        wanted, tasks = tree.flatten(json.loads(_shared(config.as_dict()))), config.challenge["tasks"]
+    def _reason(self, config: RunConfig, runs: Sequence[Run]) -> str:
+        if runs:
+            task, challenge = self._changed_task(runs[0]), self.challenge.name
+            return f"task {task} of {challenge} has other data than when run {runs[0].hash} was trained"
+        wanted, tasks = tree.flatten(json.loads(_shared_config(config.as_dict()))), config.challenge["tasks"]
         differences = []
         for shared, run in self.runs:
-            own = tree.flatten(json.loads(shared))
-            differences.append((sorted(k for k in wanted.keys() | own.keys() if wanted.get(k) != own.get(k)), run))
+            flat = tree.flatten(json.loads(shared))
+            differences.append((sorted(k for k in wanted.keys() | flat.keys() if wanted.get(k) != flat.get(k)), run))
         if not differences:
             return "it has no finished run"
         keys, run = min(differences, key=lambda pair: (len(pair[0]), pair[1].tasks))
@@ -82,8 +82,8 @@ class Parents:
         if run.tasks >= tasks:
             return f"run {run.hash} has {run.tasks} tasks already; give more tasks than that"
         lacking = [name for name in sorted(self.kept) if not self.store.finished(run.hash, {name})]
-        how = " and ".join(f"--keep-{name}" for name in lacking)
-        return f"run {run.hash} has not kept its {' and '.join(lacking)}; repeat its command with {how}"
+        flags = " and ".join(f"--keep-{name}" for name in lacking)
+        return f"run {run.hash} has not kept its {' and '.join(lacking)}; repeat its command with {flags}"
 
 
 def task_fingerprints(challenge: Challenge, seed: int) -> Tensor:
@@ -115,8 +115,8 @@ def begin_after(cohort: Cohort, parents: Sequence[Run]) -> Snapshot:
 
     def stacked(name: str) -> Tensor:
         # A cohort's state has velocities, and frozen parameters, only if some of its runs need their own.
-        own = [state[name] if name in state else expected[name][i].cpu() for i, state in enumerate(states)]
-        return torch.stack(own).to(cohort.device)
+        tensors = [state[name] if name in state else expected[name][i].cpu() for i, state in enumerate(states)]
+        return torch.stack(tensors).to(cohort.device)
 
     names = [*expected, *(name for name in states[0] if name.startswith("memory/")), "diverged"]
     parts = tree.unflatten({name: stacked(name) for name in names})
@@ -145,7 +145,7 @@ def _horizon(config: Mapping[str, Any]) -> int:
     return int(config.get("horizon", config["challenge"]["tasks"]))
 
 
-def _shared(config: Mapping[str, Any]) -> str:
+def _shared_config(config: Mapping[str, Any]) -> str:
     """Return what a run has in common with those that can go on from it, apart from the data of its tasks."""
     challenge = {k: v for k, v in config["challenge"].items() if k not in ("tasks", "fingerprint", "options")}
     rest = {k: v for k, v in config.items() if k not in ("horizon", "parent")}

@@ -135,8 +135,8 @@ class SweepOptions:
             require(value is None or self.on == on, f"{name} = '{value}' was given; it needs on = '{on}'.")
         if self.track is not None:
             check_tracker(self.track)
-        own = f"device = '{self.device}' was given; Ray chooses GPUs itself: give auto or cpu."
-        require(self.on != "ray" or self.device in ("auto", "all", "cpu"), own)
+        message = f"device = '{self.device}' was given; Ray chooses GPUs itself: give auto or cpu."
+        require(self.on != "ray" or self.device in ("auto", "all", "cpu"), message)
 
     @property
     def kept(self) -> frozenset[str]:
@@ -146,9 +146,9 @@ class SweepOptions:
 
 def check_tracker(to: str) -> tuple[str, str]:
     """Return the name of a tracker and where it logs to, '' by default, from NAME or NAME:WHERE."""
-    name, _, where = to.partition(":")
+    name, _, destination = to.partition(":")
     require_known("tracker", name, TRACKERS)
-    return name, where
+    return name, destination
 
 
 def parse_time(text: str) -> float:
@@ -184,8 +184,8 @@ def parse_range(value: object) -> tuple[str, str] | None:
 
 def require_option(kind: str, name: str, allowed: list[str]) -> None:
     """Raise unless an option is allowed."""
-    where = f'{name} is an option of the optimizer: optimizer=("sgd", {{"{name}": ...}}), or --optimizer-options.'
-    require(name not in OPTIMIZER_OPTIONS, where)
+    advice = f'{name} is an option of the optimizer: optimizer=("sgd", {{"{name}": ...}}), or --optimizer-options.'
+    require(name not in OPTIMIZER_OPTIONS, advice)
     require_known(kind, name, allowed)
 
 

@@ -38,8 +38,8 @@ class Plan:
 
     def finished(self, store: Store) -> bool:
         """Return whether the store holds all runs."""
-        kept = [name for name in KEPT if self.arguments["options"].get(f"keep_{name}")]
-        return not store.missing(self.runs, kept)
+        kept_files = [name for name in KEPT if self.arguments["options"].get(f"keep_{name}")]
+        return not store.missing(self.runs, kept_files)
 
     def prepare(self, store: Store, device: str, code: Iterable[Path]) -> Job:
         """Return the runs, ready to be trained on a device, with code from these files alone."""
@@ -79,11 +79,11 @@ def write_plan(
     """
     from glocal.sweeps.sweep import pairs, prepare
 
-    own = {"algorithms": pairs(algorithms), "optimizer": pairs(optimizer)}
-    job = prepare(challenge, own["algorithms"], lrs, seeds, optimizer=own["optimizer"], **options)
+    specs = {"algorithms": pairs(algorithms), "optimizer": pairs(optimizer)}
+    job = prepare(challenge, specs["algorithms"], lrs, seeds, optimizer=specs["optimizer"], **options)
     members = [request.member for request in job.requests.values()]
     values = {"lrs": list(dict.fromkeys(m.lr for m in members)), "seeds": list(dict.fromkeys(m.seed for m in members))}
-    arguments = {"challenge": challenge, **own, **values, "options": _options(job.context.options)}
+    arguments = {"challenge": challenge, **specs, **values, "options": _options(job.context.options)}
     code: dict[str, str] = {}
 
     def absolute(location: str) -> str:
@@ -138,7 +138,7 @@ def _with_files(arguments: Mapping[str, Any], rename: Callable[[str], str]) -> d
 
     changed = {**arguments, "challenge": renamed(arguments["challenge"])}
     for kind in ("algorithms", "optimizer"):
-        changed[kind] = [(renamed(what), own) for what, own in arguments[kind]]
+        changed[kind] = [(renamed(spec), options) for spec, options in arguments[kind]]
     if "network" in arguments["options"]:
         changed["options"] = arguments["options"] | {"network": renamed(arguments["options"]["network"])}
     return changed

@@ -80,8 +80,8 @@ def challenge(
     if value.normalise is not None:
         config["normalise"] = {"mean": list(value.normalise.mean), "std": list(value.normalise.std)}
     if value.augment is not None:
-        given = isinstance(value.augment, Augment)
-        config["augment"] = value.augment._asdict() if given else _identity(value.augment)
+        built_in = isinstance(value.augment, Augment)
+        config["augment"] = value.augment._asdict() if built_in else _identity(value.augment)
     if value.validation is not None:
         config["validation"] = value.validation
     if value.evaluate != "all":
@@ -149,7 +149,7 @@ def network(spec: str | MakeNetwork, challenge: Challenge, init: str | Path | No
     return Resolved(make, {"name": name, "source": digest or source_hash(make), "made": _fingerprint(module)})
 
 
-def _pretrained(made: Resolved, challenge: Challenge, path: Path) -> Resolved:
+def _pretrained(resolved: Resolved, challenge: Challenge, path: Path) -> Resolved:
     """Let a network start from a safetensors file."""
     advice = f"Write one with safetensors.torch.save_file(network.state_dict(), '{path.stem}.safetensors')."
     require(path.suffix == ".safetensors", f"init = '{path}' was given; it must be a safetensors file. {advice}")
@@ -160,9 +160,9 @@ def _pretrained(made: Resolved, challenge: Challenge, path: Path) -> Resolved:
     require(
         not infinite, f"{list_names(infinite)} in '{path}' have values that are not finite: give another checkpoint."
     )
-    lacking = load_state(seeded_network(made.value, challenge, seed=0), state, f"'{path}'")
+    lacking = load_state(seeded_network(resolved.value, challenge, seed=0), state, f"'{path}'")
     note = f"'{path.name}' has no {list_names(lacking)}: the network's own initialisation is used" if lacking else ""
-    return Resolved(Pretrained(made.value, state, f"'{path}'"), made.config | {"init": digest}, note)
+    return Resolved(Pretrained(resolved.value, state, f"'{path}'"), resolved.config | {"init": digest}, note)
 
 
 def _check_network(module: nn.Module, name: str, challenge: Challenge) -> None:
@@ -186,9 +186,9 @@ def _check_network(module: nn.Module, name: str, challenge: Challenge) -> None:
             f"{describe_error(error)}."
         ) from error
     is_tensor, expected = isinstance(outputs, torch.Tensor), (len(examples), challenge.outputs)
-    given = f"outputs of shape {tuple(outputs.shape)}" if is_tensor else f"a {type(outputs).__name__}"
+    result = f"outputs of shape {tuple(outputs.shape)}" if is_tensor else f"a {type(outputs).__name__}"
     count = "one input" if len(examples) == 1 else f"{len(examples)} inputs"
-    message = f"network '{name}' returns {given} for {count}; {challenge.name} needs one tensor of shape {expected}."
+    message = f"network '{name}' returns {result} for {count}; {challenge.name} needs one tensor of shape {expected}."
     require(is_tensor and outputs.shape == expected, message)
 
 
@@ -283,8 +283,8 @@ def _with_options(kind: type, spec: Any, options: Mapping[str, Any] | None) -> A
     for name in options or {}:
         require(bool(fields), f"{name_of(kind)} has no options; '{name}' was given.")
         require_known(f"option of {name_of(kind)}", name, names)
-    given = {**current, **(options or {})}
-    values = {name: convert(f"{name_of(kind)}.{name}", hints[name], value) for name, value in given.items()}
+    settings = {**current, **(options or {})}
+    values = {name: convert(f"{name_of(kind)}.{name}", hints[name], value) for name, value in settings.items()}
     missing = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING and f.name not in values]
     require(not missing, f"{name_of(kind)} needs a value for {', '.join(missing)}: set it in the options.")
     return call_user_code(partial(kind, **values), name_of(kind))
@@ -376,11 +376,11 @@ def load_object(spec: str, kind: str, with_neighbours: bool = False) -> tuple[An
     module = _module(path, digest)
     if hasattr(module, name):
         return getattr(module, name), digest
-    own = {k: v for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__}
-    named = {v for v in own.values() if isinstance(v, type) and issubclass(v, Algorithm) and name_of(v) == name}
-    if len(named) != 1:
-        raise unknown(f"{kind} in {path}:", name, own)
-    return named.pop(), digest
+    objects = {k: v for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__}
+    matches = {v for v in objects.values() if isinstance(v, type) and issubclass(v, Algorithm) and name_of(v) == name}
+    if len(matches) != 1:
+        raise unknown(f"{kind} in {path}:", name, objects)
+    return matches.pop(), digest
 
 
 def file_hash(spec: str, kind: str) -> str:

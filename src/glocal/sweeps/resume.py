@@ -120,14 +120,14 @@ def train_missing(job: Job) -> Runs:
     for error in job.errors.values():
         raise error
     store.remove_finished(job.requests, job.keep)
-    found = store.read(job.requests)
-    damaged = {hash: error for hash, error in found.items() if isinstance(error, GlocalError)}
+    results = store.read(job.requests)
+    damaged = {hash: error for hash, error in results.items() if isinstance(error, GlocalError)}
     for hash, error in damaged.items():
         if hash in trained or not isinstance(error, DamagedError):
             raise error
         moved = set_aside(store.runs_path / hash)
         warnings.warn(f"{error} It was moved to '{moved}'.", GlocalWarning, stacklevel=2)
-    return train_missing(job) if damaged else Runs(run for run in found.values() if isinstance(run, Run))
+    return train_missing(job) if damaged else Runs(run for run in results.values() if isinstance(run, Run))
 
 
 @dataclass
@@ -153,17 +153,17 @@ class Job:
 
     def missing(self, hashes: Collection[str] | None = None) -> set[str]:
         """Return which requested runs, or which of these, are neither in the store nor known to have failed."""
-        wanted = self.requests if hashes is None else hashes
-        return self.context.store.missing(wanted, self.keep) - self.errors.keys()
+        candidates = self.requests if hashes is None else hashes
+        return self.context.store.missing(candidates, self.keep) - self.errors.keys()
 
     def finished(self) -> Runs:
         """Return the requested runs that the store holds."""
         missing = self.context.store.missing(self.requests, self.keep)
-        found = self.context.store.read([hash for hash in self.requests if hash not in missing])
-        for error in found.values():
+        results = self.context.store.read([hash for hash in self.requests if hash not in missing])
+        for error in results.values():
             if isinstance(error, GlocalError):
                 raise error
-        return Runs(run for run in found.values() if isinstance(run, Run))
+        return Runs(run for run in results.values() if isinstance(run, Run))
 
     def train_next(self, missing: set[str]) -> bool:
         """Train one cohort with missing runs, and return False if other processes train all of them."""
@@ -201,8 +201,8 @@ class Job:
         gc.collect()
         torch.cuda.empty_cache()
         store, last = self.context.store, _load(claim, torch.device("cpu"))
-        kept = self.keep | ({"parameters"} if claim.parameters else set())
-        hashes = [hash for hash in claim.hashes if not store.finished(hash, kept)]
+        kept_files = self.keep | ({"parameters"} if claim.parameters else set())
+        hashes = [hash for hash in claim.hashes if not store.finished(hash, kept_files)]
         middle = (len(hashes) + 1) // 2
         for part in (hashes[:middle], hashes[middle:]):
             half = store.claim(part, claim.parameters) if part else None
@@ -252,8 +252,8 @@ class Job:
             except Exception as raised:  # a step is tried to measure its memory
                 cohorts, error = [group.hashes], raised
             for hashes in cohorts:
-                chosen = [hash for hash in hashes if hash in free]
-                claim = store.claim(chosen, parameters) if chosen else None
+                free_hashes = [hash for hash in hashes if hash in free]
+                claim = store.claim(free_hashes, parameters) if free_hashes else None
                 if claim is not None and error is not None:
                     self._fail(claim, error)
                 elif claim is not None:
@@ -322,8 +322,8 @@ def train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, RunR
     An interrupted cohort resumes with the runs that are requested and missing; its checkpoint stays for the others. If
     parameters are kept, all its runs resume, because the cohort's files hold them all.
     """
-    store, kept = context.store, context.options.kept | ({"parameters"} if claim.parameters else set())
-    missing = {hash for hash in claim.hashes if not store.finished(hash, kept)}
+    store, kept_files = context.store, context.options.kept | ({"parameters"} if claim.parameters else set())
+    missing = {hash for hash in claim.hashes if not store.finished(hash, kept_files)}
     if not missing:
         return claim.finish()
     indices = [i for i, hash in enumerate(claim.hashes) if hash in requests and (claim.parameters or hash in missing)]
@@ -345,10 +345,10 @@ def train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, RunR
             monitor = _make_monitor(context, cohort) if last is None else None
             examples = cohort.challenge.task(0, cohort.members[0].seed).train.y.shape[0]
             steps = tasks * cohort.epochs * math.ceil(examples / cohort.batch_size) * len(cohort)
-            shown = resolve.name_of(cohort.algorithm), len(cohort), tasks, steps, last.finished if last else 0
-            bar = context.progress.start_cohort(*shown)
+            entry = resolve.name_of(cohort.algorithm), len(cohort), tasks, steps, last.finished if last else 0
+            bar = context.progress.start_cohort(*entry)
             claim.lease.note(
-                label=shown[0], tasks=tasks, begun=shown[-1], finished=shown[-1], device=str(cohort.device)
+                label=entry[0], tasks=tasks, begun=entry[-1], finished=entry[-1], device=str(cohort.device)
             )
             for snapshot in train(cohort, last, context.options.execution, bar, monitor):
                 last = snapshot
@@ -369,17 +369,17 @@ def train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, RunR
         for i, parameters in zip(unwritten, all_parameters, strict=True):
             config, parent = members[i].config, members[i].parent
             arrays = {name: array[i] for name, array in last.record.arrays.items()}
-            own = notes if parent is None else [*notes, parent_note(parent)]
-            info = _run_info(cohort, last, i) | _monitor_info(context.options, monitor, own, i)
+            run_notes = notes if parent is None else [*notes, parent_note(parent)]
+            info = _run_info(cohort, last, i) | _monitor_info(context.options, monitor, run_notes, i)
             state = None
-            if "state" in kept:
+            if "state" in kept_files:
                 state = tree.flatten(tree.select(last.state.as_tree(), i))
                 state["task_fingerprints"] = fingerprints(config.seed if cohort.challenge.seeded else 0)
             store.write(config, arrays, info, {"parameters": parameters, "state": state})
             if context.track is not None:
                 context.track(_run(store, config, last, i, info), tasks)
         context.progress.finish_cohort(len(missing & requests.keys()))
-        if all(store.finished(hash, kept) for hash in claim.hashes):
+        if all(store.finished(hash, kept_files) for hash in claim.hashes):
             claim.finish()
     except GlocalError:
         claim.lease.check()  # an error of reading or writing may be the work of a successor

@@ -63,21 +63,21 @@ def sample(
         raise GlocalError(f"the sampler {sampler} needs optuna: pip install 'glocal[optuna]'.") from error
     require_known("sampler", sampler, ("random", "tpe"))
     require(min(trials, parallel) > 0, f"trials = {trials}, parallel = {parallel} were given; both must be positive.")
-    alone = "a sampler trains in this process: leave on and workers out, and start the same command once for every GPU."
-    require(options.get("on", "here") == "here" and options.get("workers") is None, alone)
+    hint = "a sampler trains in this process: leave on and workers out, and start the same command once for every GPU."
+    require(options.get("on", "here") == "here" and options.get("workers") is None, hint)
     runs, lrs, seeds = dict[Any, Run](), list(lrs), list(seeds)
-    for algorithm, own in itertools.product(pairs(algorithms), pairs(optimizer)):
-        space, study = _space(algorithm, own, lrs), _study(sampler)
+    for algorithm, optimizer_spec in itertools.product(pairs(algorithms), pairs(optimizer)):
+        space, study = _space(algorithm, optimizer_spec, lrs), _study(sampler)
         for start in range(0, trials, parallel):
-            asked = [study.ask(space) for _ in range(min(parallel, trials - start))]
-            chosen = [_configuration(algorithm, own, trial) for trial in asked]
-            for trial, found in zip(asked, _train(challenge, chosen, seeds, protocol, progress, options), strict=True):
-                values = [criterion(run, protocol) for run in found]
+            batch = [study.ask(space) for _ in range(min(parallel, trials - start))]
+            configs = [_configuration(algorithm, optimizer_spec, trial) for trial in batch]
+            for trial, group in zip(batch, _train(challenge, configs, seeds, protocol, progress, options), strict=True):
+                values = [criterion(run, protocol) for run in group]
                 if np.isfinite(values).all():
                     study.tell(trial, float(np.mean(values)))
                 else:
                     study.tell(trial, state=optuna.trial.TrialState.PRUNED)  # which TPE ranks last
-                runs |= {run.path: run for run in found}
+                runs |= {run.path: run for run in group}
     return Runs(runs.values())
 
 
@@ -88,23 +88,23 @@ def _study(sampler: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of constant_liar in Optuna 4
         tpe, random = optuna.samplers.TPESampler, optuna.samplers.RandomSampler
-        made = tpe(seed=0, constant_liar=True) if sampler == "tpe" else random(seed=0)
-    return optuna.create_study(direction="maximize", sampler=made)
+        optuna_sampler = tpe(seed=0, constant_liar=True) if sampler == "tpe" else random(seed=0)
+    return optuna.create_study(direction="maximize", sampler=optuna_sampler)
 
 
 def _space(algorithm: Spec, optimizer: Spec, lrs: list[Any]) -> dict[str, Any]:
     """Return Optuna's distributions of 'lr', 'algorithm.NAME' and 'optimizer.NAME'."""
     space = {"lr": _distribution("lr", lrs)}
     parts = (("algorithm.", resolve.algorithm, algorithm), ("optimizer.", resolve.optimizer, optimizer))
-    for prefix, make, (what, options) in parts:
+    for prefix, make, (spec, options) in parts:
         listed = {k: list(v) if isinstance(v, list | tuple) and v else [v] for k, v in (options or {}).items()}
-        example = make(what, {name: (parse_range(v[0]) or v)[0] for name, v in listed.items()}).value
+        example = make(spec, {name: (parse_range(v[0]) or v)[0] for name, v in listed.items()}).value
         for name, values in listed.items():
             space[prefix + name] = _distribution(name, values, type(getattr(example, name)) is int)
     return space
 
 
-def _distribution(name: str, values: list[Any], whole: bool = False) -> Any:
+def _distribution(name: str, values: list[Any], integral: bool = False) -> Any:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     ranges = [ends for value in values if (ends := parse_range(value)) is not None]
@@ -112,9 +112,9 @@ def _distribution(name: str, values: list[Any], whole: bool = False) -> Any:
     require(bool(values) and (not ranges or len(values) == 1), f"{message}.")
     if not ranges:
         return CategoricalDistribution(values)
-    low, high = (convert(name, int if whole else float, end) for end in ranges[0])
+    low, high = (convert(name, int if integral else float, end) for end in ranges[0])
     require(low < high, f"{message} with LOW < HIGH.")
-    return IntDistribution(low, high, log=low > 0) if whole else FloatDistribution(low, high, log=low > 0)
+    return IntDistribution(low, high, log=low > 0) if integral else FloatDistribution(low, high, log=low > 0)
 
 
 def _configuration(algorithm: Spec, optimizer: Spec, trial: Any) -> Configuration:
@@ -139,12 +139,12 @@ def _train(
     algorithms, optimizers, lrs = (list(part) for part in zip(*configurations, strict=True))
     with GLOBAL_STATE:
         job = prepare(challenge, algorithms, lrs, seeds, optimizer=optimizers, **options)  # every combination of parts
-        learnt = job.context.cohort.challenge
-        check_protocol(protocol, learnt.validation is not None, learnt.tasks, learnt.name)
-        wanted = [(resolve.algorithm(*a).value, resolve.optimizer(*o).value, lr) for a, o, lr in configurations]
+        job_challenge = job.context.cohort.challenge
+        check_protocol(protocol, job_challenge.validation is not None, job_challenge.tasks, job_challenge.name)
+        combinations = [(resolve.algorithm(*a).value, resolve.optimizer(*o).value, lr) for a, o, lr in configurations]
         members = {hash: request.member for hash, request in job.requests.items()}
         parts = {hash: (m.algorithm, m.optimizer, m.lr) for hash, m in members.items()}
-        job.requests = {hash: request for hash, request in job.requests.items() if parts[hash] in wanted}
+        job.requests = {hash: request for hash, request in job.requests.items() if parts[hash] in combinations}
         job.context.progress = progress or ProgressReporter()
         runs = dict(zip(job.requests, train_missing(job), strict=True))
-    return [[run for hash, run in runs.items() if parts[hash] == one] for one in wanted]
+    return [[run for hash, run in runs.items() if parts[hash] == one] for one in combinations]

@@ -66,90 +66,90 @@ class _Text:
         self.seen: dict[int, Any] = {}  # they are kept alive, so that no id is used twice
         self.text = self.describe(target, self.name)
 
-    def describe(self, value: Any, where: str) -> str:
-        """Describe a value, plain data as `repr` does; errors call it `where`."""
+    def describe(self, value: Any, place: str) -> str:
+        """Describe a value, plain data as `repr` does; errors call it `place`."""
         kind = type(value)  # a subclass may have attributes and methods of its own
         if kind in PLAIN or isinstance(value, REPRESENTED) or (isinstance(value, enum.Enum) and _from_library(kind)):
             return repr(value)
         if kind in (list, tuple):
-            parts = ", ".join(self.describe(part, where) for part in value)
+            parts = ", ".join(self.describe(part, place) for part in value)
             return f"[{parts}]" if kind is list else f"({parts}{',' * (len(value) == 1)})"
         if kind in (set, frozenset):  # its order differs between processes
-            return f"{{{', '.join(sorted(self.describe(part, where) for part in value))}}}"
+            return f"{{{', '.join(sorted(self.describe(part, place) for part in value))}}}"
         if kind is np.ndarray and value.dtype != object:
             return f"array {value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
         if isinstance(value, torch.Tensor):
             data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
             text = f"tensor {value.dtype} {tuple(value.shape)} {hashlib.sha256(data.tobytes()).hexdigest()}"
             plain = _from_library(kind) and not vars(value)
-            return text if plain else f"{text} {self.describe((kind, vars(value)), where)}"
+            return text if plain else f"{text} {self.describe((kind, vars(value)), place)}"
         if isinstance(value, ModuleType) and is_installed(value.__name__):
             return f"module {value.__name__}"
         bound = not isinstance(getattr(value, "__self__", None), UNBOUND)
         if hasattr(value, "__qualname__") and _from_library(value) and not bound and not inspect.isgenerator(value):
-            return f"{getattr(value, '__module__', None)}.{value.__qualname__}{self._enclosed(value, where)}"
+            return f"{getattr(value, '__module__', None)}.{value.__qualname__}{self._closure(value, place)}"
         if id(value) in self.seen:
             return f"#{list(self.seen).index(id(value))}"
         self.seen[id(value)] = value
         if kind in (dict, MappingProxyType):
-            items = [f"{self.describe(k, where)}: {self.describe(v, f'{where}[{k!r}]')}" for k, v in value.items()]
+            items = [f"{self.describe(k, place)}: {self.describe(v, f'{place}[{k!r}]')}" for k, v in value.items()]
             return f"{{{', '.join(items)}}}"
         if isinstance(value, type):
-            return self._class(value, where)
-        return self._function(value, where) if inspect.isfunction(value) else self._object(value, where)
+            return self._class(value, place)
+        return self._function(value, place) if inspect.isfunction(value) else self._object(value, place)
 
-    def _enclosed(self, function: Any, where: str) -> str:
+    def _closure(self, function: Any, place: str) -> str:
         """Describe what an installed function was made from, as far as that can be described."""
         cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if cell != CellType()]
         if not cells or id(function) in self.seen:
             return ""
         self.seen[id(function)] = function
         try:
-            return f" of {self.describe(cells, where)}"
+            return f" of {self.describe(cells, place)}"
         except GlocalError:
             return ""
 
-    def _object(self, value: Any, where: str) -> str:
+    def _object(self, value: Any, place: str) -> str:
         """Describe an object by its class and its state."""
         if isinstance(value, functools.partial):
-            return f"partial {self.describe((value.func, value.args, sorted(value.keywords.items())), where)}"
+            return f"partial {self.describe((value.func, value.args, sorted(value.keywords.items())), place)}"
         if isinstance(value, MethodType | BuiltinMethodType):
             function = getattr(value, "__func__", value.__name__)
-            return f"{self.describe(function, where)} of {self.describe(value.__self__, where)}"
+            return f"{self.describe(function, place)} of {self.describe(value.__self__, place)}"
         if isinstance(value, property):
-            return self.describe((value.fget, value.fset), where)
+            return self.describe((value.fget, value.fset), place)
         if isinstance(value, staticmethod | classmethod | functools.cached_property):
             function = value.func if isinstance(value, functools.cached_property) else value.__func__
-            return f"{type(value).__name__} {self.describe(function, where)}"
+            return f"{type(value).__name__} {self.describe(function, place)}"
         try:
             reduced = value.__reduce_ex__(4)  # as `copy` and `pickle` take objects apart
         except Exception:
             raise GlocalError(
-                f"a run's name must cover what '{self.name}' computes with, but {where} is a {type(value).__name__}: "
+                f"a run's name must cover what '{self.name}' computes with, but {place} is a {type(value).__name__}: "
                 "use numbers, strings, tensors, functions, or objects that are made of these."
             ) from None
         if isinstance(reduced, str):  # the name of a global object, such as a function with a cache
-            return self.describe(getattr(value, "__wrapped__", reduced), where)
+            return self.describe(getattr(value, "__wrapped__", reduced), place)
         make, arguments, *state = ((list(part) if isinstance(part, Iterator) else part) for part in reduced)
         state = [part for part in state if part is not None]
-        return f"{self.describe(make, where)} {self.describe(arguments, where)} {self.describe(state, where)}"
+        return f"{self.describe(make, place)} {self.describe(arguments, place)} {self.describe(state, place)}"
 
-    def _class(self, kind: type, where: str) -> str:
-        bases = [self.describe(base, where) for base in (type(kind), *kind.__bases__)]
+    def _class(self, kind: type, place: str) -> str:
+        bases = [self.describe(base, place) for base in (type(kind), *kind.__bases__)]
         members, skipped = dict(sorted(vars(kind).items())), BOOKKEEPING
         if fields := members.pop("__dataclass_fields__", {}):
             skipped = BOOKKEEPING | DATACLASS_METHODS
             members["fields"] = [(f.name, str(f.type), f.default, f.default_factory) for f in fields.values()]
-        text = {k: self.describe(v, f"{where}.{k}") for k, v in members.items() if k not in skipped}
+        text = {k: self.describe(v, f"{place}.{k}") for k, v in members.items() if k not in skipped}
         return f"class {kind.__name__} {bases} {text}\n"
 
-    def _function(self, function: FunctionType, where: str) -> str:
-        taken = {name: self.describe(v, f"{name!r} in {where}") for name, v in _outside_variables(function)}
-        own = self.describe((function.__defaults__, function.__kwdefaults__, vars(function)), where)
-        return f"{self._code(function.__code__, where)} {own} {taken}"
+    def _function(self, function: FunctionType, place: str) -> str:
+        variables = {name: self.describe(v, f"{name!r} in {place}") for name, v in _outside_variables(function)}
+        defaults = self.describe((function.__defaults__, function.__kwdefaults__, vars(function)), place)
+        return f"{self._code(function.__code__, place)} {defaults} {variables}"
 
-    def _code(self, code: CodeType, where: str) -> str:
-        consts = [self._code(c, where) if isinstance(c, CodeType) else self.describe(c, where) for c in code.co_consts]
+    def _code(self, code: CodeType, place: str) -> str:
+        consts = [self._code(c, place) if isinstance(c, CodeType) else self.describe(c, place) for c in code.co_consts]
         names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
         counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
         return f"{code.co_name} {names} {counts} {code.co_code.hex()} {code.co_exceptiontable.hex()} {consts}"
@@ -162,21 +162,21 @@ def _outside_variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
     codes = [function.__code__]
     for code in codes:
         codes += [const for const in code.co_consts if isinstance(const, CodeType)]
-        found: tuple[str, Any] = "", None
+        entry: tuple[str, Any] = "", None
         for instruction in dis.get_instructions(code):
             name = instruction.argval
             if instruction.opname == "EXTENDED_ARG":
                 continue
-            if _is_user_module(found[1]) and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-                found = f"{found[0]}.{name}", getattr(found[1], name, None)  # only this is taken from the module
+            if _is_user_module(entry[1]) and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                entry = f"{entry[0]}.{name}", getattr(entry[1], name, None)  # only this is taken from the module
                 continue
-            if found[0]:
-                yield found
-            found = "", None
+            if entry[0]:
+                yield entry
+            entry = "", None
             if instruction.opname in READS_GLOBAL and name in function.__globals__:
-                found = name, function.__globals__[name]
+                entry = name, function.__globals__[name]
             elif instruction.opname in READS_CLOSURE and name in closure and name != "__class__":
-                found = name, closure[name]
+                entry = name, closure[name]
             elif instruction.opname == "IMPORT_NAME" and not is_installed(name):
                 raise GlocalError(
                     f"a run's name must cover what '{function.__qualname__}' computes with, but it imports '{name}' "
@@ -191,8 +191,8 @@ def _is_user_module(value: Any) -> bool:
 def _from_library(value: Any) -> bool:
     """Return whether a class or function is installed; those of `make_dataclass` only say so."""
     module = getattr(value, "__module__", None)
-    made = module == "types" and not hasattr(sys.modules["types"], value.__name__)
-    return is_installed(module) and not made
+    generated = module == "types" and not hasattr(sys.modules["types"], value.__name__)
+    return is_installed(module) and not generated
 
 
 def is_installed(module: str | None) -> bool:

@@ -78,15 +78,15 @@ def sweep(
     from glocal.track.tracking import tracking
 
     chosen = _check(options)
-    here = chosen.on == "here"
-    devices = worker_devices(chosen.device, chosen.workers) if here else [chosen.device.replace("all", "auto")]
-    options |= {"device": devices[0], "workers": len(devices) if here else chosen.workers}
+    this_machine = chosen.on == "here"
+    devices = worker_devices(chosen.device, chosen.workers) if this_machine else [chosen.device.replace("all", "auto")]
+    options |= {"device": devices[0], "workers": len(devices) if this_machine else chosen.workers}
     if progress is None and sys.stderr.isatty():
         from glocal.report.progress import Bars
 
         progress = Bars()
     with GLOBAL_STATE, tracking(chosen.track, chosen.store) as track:
-        if not here:
+        if not this_machine:
             from glocal.cluster import ray, slurm
 
             plan, job = write_plan(challenge, algorithms, lrs, seeds, optimizer=optimizer, **options)
@@ -102,7 +102,7 @@ def sweep(
             arguments += ["--track", chosen.track] if chosen.track else []
             start_workers(job.context.store.path, devices, arguments)
             job.retry = False
-        if here:
+        if this_machine:
             job.context.progress, job.context.track = progress or ProgressReporter(), track
             runs = train_missing(job)
         if track is not None:
@@ -125,21 +125,25 @@ def prepare(
     default = torch.get_default_dtype()
     remedy = "call torch.set_default_dtype(torch.float32) before"
     require(default == torch.float32, f"torch makes tensors of {default} by default; runs need float32: {remedy}.")
-    learnt = resolve.challenge(challenge, chosen.tasks, chosen.data, chosen.setting, chosen.validation, chosen.evaluate)
-    network = resolve.network(chosen.network, learnt.value, chosen.init)
+    resolved = resolve.challenge(
+        challenge, chosen.tasks, chosen.data, chosen.setting, chosen.validation, chosen.evaluate
+    )
+    network = resolve.network(chosen.network, resolved.value, chosen.init)
     shared: dict[str, Any] = {
-        "epochs": chosen.epochs or learnt.value.epochs,
-        "batch_size": chosen.batch_size or learnt.value.batch_size,
+        "epochs": chosen.epochs or resolved.value.epochs,
+        "batch_size": chosen.batch_size or resolved.value.batch_size,
         "train_eval": chosen.train_eval,
         "precision": chosen.precision,
         "horizon": chosen.horizon,
         "patience": chosen.patience,
     }
-    resolve.check_batches(network.value, learnt.value, shared["batch_size"])
-    without = f"patience = {chosen.patience} needs validation data: set validation, or give triples of data."
-    require(chosen.patience is None or learnt.value.validation is not None, without)
-    short = f"horizon = {chosen.horizon} was given; it must be at least the number of tasks, {learnt.value.tasks}."
-    require(chosen.horizon is None or chosen.horizon >= learnt.value.tasks, short)
+    resolve.check_batches(network.value, resolved.value, shared["batch_size"])
+    patience_message = f"patience = {chosen.patience} needs validation data: set validation, or give triples of data."
+    require(chosen.patience is None or resolved.value.validation is not None, patience_message)
+    horizon_message = (
+        f"horizon = {chosen.horizon} was given; it must be at least the number of tasks, {resolved.value.tasks}."
+    )
+    require(chosen.horizon is None or chosen.horizon >= resolved.value.tasks, horizon_message)
     device = resolve.choose_device(chosen.device)
     lrs, seeds = _distinct("lrs", lrs, float), _distinct("seeds", seeds, int)
     require_count(len(lrs) * len(seeds))
@@ -147,21 +151,23 @@ def prepare(
     require(min(seeds) >= 0, f"seed = {min(seeds)} was given; it must be at least 0.")
     parents = None
     if chosen.after is not None:
-        parents = Parents(Store.open(chosen.after), learnt.value, chosen.kept, Store(chosen.store))
+        parents = Parents(Store.open(chosen.after), resolved.value, chosen.kept, Store(chosen.store))
     requests: dict[str, RunRequest] = {}
     chosen_algorithms = [resolve.algorithm(*entry) for entry in pairs(algorithms)]
     chosen_optimizers = [resolve.optimizer(*entry) for entry in pairs(optimizer)]
     require_count(len(chosen_algorithms) * len(chosen_optimizers) * len(lrs) * len(seeds))
-    for algorithm, own in itertools.product(chosen_algorithms, chosen_optimizers):
-        resolve.check_setting(algorithm.value, learnt.value)
-        resolve.check_optimizer(algorithm.value, own.value)
-        parts: dict[str, Any] = {"algorithm": algorithm.config, "optimizer": own.config or None}
+    for algorithm, chosen_optimizer in itertools.product(chosen_algorithms, chosen_optimizers):
+        resolve.check_setting(algorithm.value, resolved.value)
+        resolve.check_optimizer(algorithm.value, chosen_optimizer.value)
+        parts: dict[str, Any] = {"algorithm": algorithm.config, "optimizer": chosen_optimizer.config or None}
         for seed, lr in itertools.product(seeds, lrs):
-            config = RunConfig(learnt.config, network.config, lr=lr, seed=seed, **parts, **shared)
+            config = RunConfig(resolved.config, network.config, lr=lr, seed=seed, **parts, **shared)
             config, parent = (config, None) if parents is None else parents.find(config)
-            requests[config.hash] = RunRequest(config, Member(seed, lr, algorithm.value, own.value), parent)
+            requests[config.hash] = RunRequest(
+                config, Member(seed, lr, algorithm.value, chosen_optimizer.value), parent
+            )
     require(bool(requests), "a sweep needs at least one algorithm and one optimizer.")
-    cohort = Cohort(learnt.value, network.value, (), device=device, **shared)
+    cohort = Cohort(resolved.value, network.value, (), device=device, **shared)
     notes = [network.note] if network.note else []
     return Job(SweepContext(cohort, chosen, Store.create(chosen.store), notes), requests)
 
@@ -185,9 +191,9 @@ def pairs(specs: Any) -> list[tuple[Any, Any]]:
 def _distinct(name: str, values: Iterable[Any], kind: type) -> list[Any]:
     """Return the values as numbers of this kind without repetitions, in their order."""
     many = isinstance(values, Iterable) and not isinstance(values, str)
-    given = list(itertools.islice(values, MAX_RUNS + 1)) if many else values
-    flat = isinstance(given, list) and not any(isinstance(value, list | tuple) for value in given)
-    require(flat, f"{name} = {given!r} was given; it must be a flat list of numbers, such as [1].")
-    distinct = list(dict.fromkeys(convert(name.removesuffix("s"), kind, value) for value in given))
+    items = list(itertools.islice(values, MAX_RUNS + 1)) if many else values
+    flat = isinstance(items, list) and not any(isinstance(value, list | tuple) for value in items)
+    require(flat, f"{name} = {items!r} was given; it must be a flat list of numbers, such as [1].")
+    distinct = list(dict.fromkeys(convert(name.removesuffix("s"), kind, value) for value in items))
     require(bool(distinct), f"{name} = [] was given; it must contain at least one number.")
     return distinct

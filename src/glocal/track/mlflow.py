@@ -50,8 +50,8 @@ class Tracker:
         if name not in self._experiments:
             with suppress(MlflowException):  # it exists, perhaps since this moment
                 self._client.create_experiment(name)
-            if (found := self._client.get_experiment_by_name(name)) is not None:
-                self._experiments[name] = found.experiment_id
+            if (existing := self._client.get_experiment_by_name(name)) is not None:
+                self._experiments[name] = existing.experiment_id
         experiment = self._experiments[name]
         for run in self._client.search_runs([experiment], f"tags.`glocal.hash` = '{log.run.hash}'", max_results=1):
             return run.info.run_id, int(run.data.tags.get("glocal.step", -1))

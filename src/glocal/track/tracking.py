@@ -44,8 +44,8 @@ class RunLog:
     @property
     def settings(self) -> dict[str, str | int | float | bool]:
         """`Run.settings`, the hash, and the version of glocal; what is no number is text."""
-        own = {**self.run.settings, "hash": self.run.hash, "glocal": self.run.info["versions"]["glocal"]}
-        return {k: v if isinstance(v, bool | int | float) else as_text(v) for k, v in own.items()}
+        settings = {**self.run.settings, "hash": self.run.hash, "glocal": self.run.info["versions"]["glocal"]}
+        return {k: v if isinstance(v, bool | int | float) else as_text(v) for k, v in settings.items()}
 
     @property
     def status(self) -> Literal["running", "finished", "diverged"]:
@@ -114,9 +114,9 @@ class Tracker(Protocol):
 
 def open_tracker(to: str) -> Tracker:
     """Return the tracker for NAME or NAME:WHERE."""
-    name, where = check_tracker(to)
+    name, destination = check_tracker(to)
     try:
-        tracker: Tracker = import_module(f"glocal.track.{name}").Tracker(where)
+        tracker: Tracker = import_module(f"glocal.track.{name}").Tracker(destination)
     except ImportError as error:
         raise GlocalError(f"{first_line(error)}: pip install 'glocal[{name}]'") from error
     return tracker

@@ -20,8 +20,8 @@ class Tracker:
     def write(self, log: RunLog) -> None:
         with redirect_stdout(io.StringIO()):  # it prints several lines per run
             names: dict[str, Any] = {"project": self._project, "name": log.name, "group": log.group}
-            without: dict[str, Any] = {"auto_log_gpu": False, "auto_log_cpu": False, "embed": False}
-            run = trackio.init(**names, **without, config=log.settings, resume="allow")
+            log_options: dict[str, Any] = {"auto_log_gpu": False, "auto_log_cpu": False, "embed": False}
+            run = trackio.init(**names, **log_options, config=log.settings, resume="allow")
             try:
                 for step, metrics in log.steps(run._next_step - 1):  # there is no public way to ask for the last step
                     run.log(metrics, step=step)

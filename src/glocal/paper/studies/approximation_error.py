@@ -87,24 +87,24 @@ class ApproximationError(common.RecordedStudy):
         expansions: WorkItem = {"algorithm": "sgd", "options": {}}
         expansions |= {"examples": 200, "rank": 5} if demo else {"examples": 2_000, "rank": 20}
         # Algorithms consolidate on all examples of a task, so their approximation is compared on all of them.
-        own = [{"algorithm": a, "options": o, "examples": 4_000 if demo else 60_000} for a, o in OPTIONS.items()]
-        return [item | base for item in (expansions, *own)]
+        algorithms = [{"algorithm": a, "options": o, "examples": 4_000 if demo else 60_000} for a, o in OPTIONS.items()]
+        return [item | base for item in (expansions, *algorithms)]
 
     def options(self, item: WorkItem, context: Context) -> dict[str, Any]:
         return {"every_epochs": item["epochs"]}
 
     def measure_run(self, run: RecordedRun, item: WorkItem) -> Iterator[Row]:
         # The ends of all tasks but the first, each with the memory that the task was learnt with.
-        ends = [m for m, after in pairwise(run.snapshots) if 0 < m.finished < after.finished]
+        ends = [m for m, successor in pairwise(run.snapshots) if 0 < m.finished < successor.finished]
         expand = "rank" in item
-        series = _expansions(run.trace, ends, item["rank"]) if expand else _own(run, ends)
+        series = _expansions(run.trace, ends, item["rank"]) if expand else _algorithm_errors(run, ends)
         # Second-order remainders are small: expansions are evaluated in double precision.
         trace = run.trace.double() if expand else run.trace
         for name, errors, make in series:
-            known: Row = {"approximation": name} | ({"locality": "local"} if expand else {})
-            yield from (known | row for row in _training_rows(errors))
+            base_row: Row = {"approximation": name} | ({"locality": "local"} if expand else {})
+            yield from (base_row | row for row in _training_rows(errors))
             if make is not None:
-                yield from (known | row for row in _ray_rows(trace, make(trace)))
+                yield from (base_row | row for row in _ray_rows(trace, make(trace)))
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """Errors of the algorithms' own approximations, and of expansions."""
@@ -112,8 +112,8 @@ class ApproximationError(common.RecordedStudy):
         low, *_, high = common.distinct(rows, "lr")
         titles = {True: r"The algorithms' own approximations $\hat L_o$"}
         titles |= {False: "Taylor expansions of the losses along a run of plain SGD"}
-        for section, (own, title) in zip(figure.subfigures(2, 1, squeeze=False)[:, 0], titles.items(), strict=True):
-            _draw_errors(section, [s for s in series_of(rows) if s.own == own], low, high)
+        for section, (is_own, title) in zip(figure.subfigures(2, 1, squeeze=False)[:, 0], titles.items(), strict=True):
+            _draw_errors(section, [s for s in series_of(rows) if s.own == is_own], low, high)
             section.suptitle(title, x=0.012, ha="left", fontweight="bold")
 
     def summarize(self, rows: pl.DataFrame) -> Summary:
@@ -126,11 +126,14 @@ class ApproximationError(common.RecordedStudy):
             line |= {f"error at {low:g}": first, f"error at {high:g}": last}
             line |= {"growth": last / first if first > 0 else np.nan}
             line |= {f"error / old loss at {lr:g}": s.relative_error(lr) for lr in (low, high)}
-            line |= {f"skill at {lr:g}": str(own[s.label]) if s.label in own else None for lr, own in skills.items()}
+            line |= {
+                f"skill at {lr:g}": str(intervals[s.label]) if s.label in intervals else None
+                for lr, intervals in skills.items()
+            }
             table.append(line | {f"r^p at {lr:g}": s.exponent(lr) for lr in (low, high)})
-        own = pl.DataFrame(table).filter(own=True)
+        algorithms = pl.DataFrame(table).filter(own=True)
         growth, relative = (
-            {kind: finite_median(own.filter(locality=kind), name) for kind in ("local", "global")}
+            {kind: finite_median(algorithms.filter(locality=kind), name) for kind in ("local", "global")}
             for name in ("growth", f"error / old loss at {high:g}")
         )
         verdict = (
@@ -158,19 +161,19 @@ def skill(rows: pl.DataFrame, lr: float) -> dict[str, MeanInterval]:
     totals = means.group_by(*keys, "seed", maintain_order=True).agg(pl.col("error").sum())
     is_constant = pl.col("approximation").is_in([CONSTANT, "order 0"])
     constants = totals.filter(is_constant).select("algorithm", "seed", constant="error")
-    compared = totals.filter(~is_constant).join(constants, ["algorithm", "seed"], maintain_order="left")
-    skills = compared.with_columns(skill=1 - pl.col("error") / pl.col("constant"))
-    found = {}
-    for own in skills.partition_by(keys, maintain_order=True):
-        if own["skill"].is_finite().all():
-            found[_label(*own.row(0)[:2])] = MeanInterval.of(column(own, "skill"))
-    return found
+    pairs = totals.filter(~is_constant).join(constants, ["algorithm", "seed"], maintain_order="left")
+    skills = pairs.with_columns(skill=1 - pl.col("error") / pl.col("constant"))
+    intervals = {}
+    for part in skills.partition_by(keys, maintain_order=True):
+        if part["skill"].is_finite().all():
+            intervals[_label(*part.row(0)[:2])] = MeanInterval.of(column(part, "skill"))
+    return intervals
 
 
 def _skill_sentence(skills: Mapping[str, MeanInterval], lr: float) -> str:
     groups = skill_groups({name.removeprefix("order 2, "): value for name, value in skills.items()})
-    told = "; ".join(f"{kind}: {', '.join(members)}" for kind, members in groups.items())
-    return f" Against the constant L_o(θ_o) at {lr:g}, {told}." if told else ""
+    text = "; ".join(f"{kind}: {', '.join(members)}" for kind, members in groups.items())
+    return f" Against the constant L_o(θ_o) at {lr:g}, {text}." if text else ""
 
 
 def skill_groups(skills: Mapping[str, MeanInterval]) -> dict[str, list[str]]:
@@ -184,7 +187,7 @@ def skill_groups(skills: Mapping[str, MeanInterval]) -> dict[str, list[str]]:
 STUDIES = (ApproximationError(),)
 
 
-def _own(
+def _algorithm_errors(
     trajectory: RecordedRun, ends: Sequence[Snapshot]
 ) -> Iterator[tuple[str, ErrorCurves, MakeApproximation | None]]:
     r"""The algorithm's \hat L_o while later tasks were learnt, \hat L_1 with its memory after the first task, and the
@@ -222,12 +225,12 @@ def _expansions(
 def _training_rows(errors: ErrorCurves) -> Iterator[Row]:
     """After every task: the mean over all old tasks, and the first tasks one by one. Distances are from θ_o."""
     for i, finished in enumerate(errors.finished.tolist()):
-        known = {name: getattr(errors, name)[i, :finished] for name in ("error", "true", "approximate", "distance")}
+        columns = {name: getattr(errors, name)[i, :finished] for name in ("error", "true", "approximate", "distance")}
         row: Row = {"learnt": finished + 1, "ray": False, "exponent": np.nan}
-        means = {name: float(values.mean()) for name, values in known.items()}
+        means = {name: float(values.mean()) for name, values in columns.items()}
         yield row | means | {"error": float(errors.mean_error[i])}
         for o in range(min(finished, TASKS_WITH_ROWS)):
-            yield row | {"task": o} | {name: float(values[o]) for name, values in known.items()}
+            yield row | {"task": o} | {name: float(values[o]) for name, values in columns.items()}
 
 
 def _ray_rows(trace: TrainingTrace, approximation: Approximation) -> Iterator[Row]:
@@ -236,10 +239,10 @@ def _ray_rows(trace: TrainingTrace, approximation: Approximation) -> Iterator[Ro
     errors, exponent = [np.nan] * len(RADII), np.nan
     if 0 < float(direction.norm()) < np.inf:  # the run did not diverge
         measured = error_order(trace, 0, approximation, direction, RADII)
-        near = measured.used & (measured.radii <= FIT_RADIUS * (1 + 1e-9))
+        fit_mask = measured.used & (measured.radii <= FIT_RADIUS * (1 + 1e-9))
         # Finite errors that are not used are rounding.
         errors = torch.where(measured.used | measured.errors.isinf(), measured.errors, np.nan).tolist()
-        exponent = fit_order(measured.radii[near], measured.errors[near]).exponent
+        exponent = fit_order(measured.radii[fit_mask], measured.errors[fit_mask]).exponent
     row: Row = {"learnt": 1, "task": 0, "true": np.nan, "approximate": np.nan, "ray": True, "exponent": exponent}
     yield from (row | {"error": error, "distance": r} for r, error in zip(RADII, errors, strict=True))
 
@@ -270,11 +273,11 @@ class Series(NamedTuple):
 def series_of(rows: pl.DataFrame) -> list[Series]:
     """All lines: expansions first, then algorithms by locality and name; cool and solid if global, warm if local."""
     series: list[Series] = []
-    own = pl.col("approximation") == "own"
-    ordered = rows.filter(pl.col("approximation") != CONSTANT).sort(
-        own, pl.when(own).then("locality"), pl.when(own).then("algorithm"), maintain_order=True
+    is_own = pl.col("approximation") == "own"
+    sorted_rows = rows.filter(pl.col("approximation") != CONSTANT).sort(
+        is_own, pl.when(is_own).then("locality"), pl.when(is_own).then("algorithm"), maintain_order=True
     )
-    for part in ordered.partition_by("algorithm", "approximation", maintain_order=True):
+    for part in sorted_rows.partition_by("algorithm", "approximation", maintain_order=True):
         algorithm, name, locality = part.row(0)[:3]
         index = sum((s.own, s.locality) == (name == "own", locality) for s in series)
         hue = (COOL if locality == "global" else WARM)[index]
@@ -307,12 +310,12 @@ def _draw_errors(section: SubFigure, series: Sequence[Series], low: float, high:
 def _draw_over_tasks(axes: Axes, series: Sequence[Series], lr: float) -> None:
     """Against the tasks learnt. A line ends where half of the runs have diverged, with a marker at the top."""
     axes.set_xlabel("tasks learnt")
-    for one in series:
-        learnt, errors = one.errors(lr)
-        axes.plot(*common.drop_nonfinite(learnt, errors), **one.style.line(), **one.style.point())
+    for line in series:
+        tasks, errors = line.errors(lr)
+        axes.plot(*common.drop_nonfinite(tasks, errors), **line.style.line(), **line.style.point())
         if not np.isfinite(errors).all():
-            at = learnt[~np.isfinite(errors)][0]
-            axes.plot(at, 0.97, transform=axes.get_xaxis_transform(), color=one.style.colour, **one.style.point())
+            end = tasks[~np.isfinite(errors)][0]
+            axes.plot(end, 0.97, transform=axes.get_xaxis_transform(), color=line.style.colour, **line.style.point())
             axes.set_xlabel("tasks learnt  (at the top: diverged)")
     axes.set_yscale("log")
     integer_ticks(axes)
@@ -320,12 +323,12 @@ def _draw_over_tasks(axes: Axes, series: Sequence[Series], lr: float) -> None:
 
 def _draw_over_distance(axes: Axes, series: Sequence[Series], lr: float) -> None:
     """ξ_1 against the distance from θ_1, and the distance of θ_2."""
-    for one in series:
-        p = one.exponent(lr)
-        label = f"{one.label}   $r^{{{round(p, 1) + 0:g}}}$" if np.isfinite(p) else one.label
-        style: dict[str, Any] = {**one.style.line(), **one.style.point(), "markersize": 3.5}
-        plot_medians(axes, one.rows.filter(lr=lr, ray=True), "distance", "error", **style, label=label)
-    distances = [column(one.rows.filter(lr=lr, ray=False, task=0, learnt=2), "distance") for one in series]
+    for line in series:
+        p = line.exponent(lr)
+        label = f"{line.label}   $r^{{{round(p, 1) + 0:g}}}$" if np.isfinite(p) else line.label
+        style: dict[str, Any] = {**line.style.line(), **line.style.point(), "markersize": 3.5}
+        plot_medians(axes, line.rows.filter(lr=lr, ray=True), "distance", "error", **style, label=label)
+    distances = [column(line.rows.filter(lr=lr, ray=False, task=0, learnt=2), "distance") for line in series]
     if np.isfinite(next_solution := common.median(np.concatenate(distances))):
         axes.axvline(next_solution, color=FAINT, linewidth=0.9, linestyle=":")
         axes.text(next_solution, 0.02, r" $\theta_2$", transform=axes.get_xaxis_transform(), color=FAINT, va="bottom")

@@ -61,8 +61,8 @@ class Ball(Algorithm):
         delta = {k: p - lr * direction[k] - memory["centre"][k] for k, p in params.items()}
         norm = total(d.square() for d in delta.values()).sqrt()
         radius = torch.as_tensor(self.radius, dtype=norm.dtype, device=norm.device)
-        outside = torch.where(radius > 0, 1 - (radius / norm).clamp(max=1), 0)
-        return {k: direction[k] + outside * d / lr for k, d in delta.items()}
+        excess = torch.where(radius > 0, 1 - (radius / norm).clamp(max=1), 0)
+        return {k: direction[k] + excess * d / lr for k, d in delta.items()}
 
     def observe(self, memory: Memory, step: Step) -> Memory:
         centre = {k: memory[k] for k in ("centre",) if k in memory}
@@ -130,8 +130,8 @@ class BallStudy:
         return [{"algorithm": name, **(self.demo if demo else self.full)} for name in self.algorithms]
 
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
-        published = table1.COLUMNS[self.full["challenge"]].row(item["algorithm"]).options
-        algorithms = [ALGORITHMS[item["algorithm"]](**published, radius=radius) for radius in item["radii"]]
+        published_options = table1.COLUMNS[self.full["challenge"]].row(item["algorithm"]).options
+        algorithms = [ALGORITHMS[item["algorithm"]](**published_options, radius=radius) for radius in item["radii"]]
         network = common.item_mlp(item) if "hidden" in item else item["network"]
         options = {"network": network, "precision": item.get("precision", "fp32")}
         runs = common.sweep_item(item, context, common.make_challenge(item, context), algorithms, **options)
@@ -148,10 +148,10 @@ class BallStudy:
         figure.set_size_inches(3.4 * len(lrs) + 1.6, 3.6)
         panels = np.atleast_1d(figure.subplots(1, len(lrs), sharey=True))
         for axes, lr in zip(panels, lrs, strict=True):
-            for own, line in common.by_algorithm(rows.filter(pl.col("forgetting").is_finite(), lr=lr)):
-                means = own.group_by("radius").agg(pl.col("distance", "forgetting").mean()).sort("distance")
+            for runs, line in common.by_algorithm(rows.filter(pl.col("forgetting").is_finite(), lr=lr)):
+                means = runs.group_by("radius").agg(pl.col("distance", "forgetting").mean()).sort("distance")
                 style = {**line.line(), **line.point()}
-                axes.plot(means["distance"], means["forgetting"], **style, label=common.label(own))
+                axes.plot(means["distance"], means["forgetting"], **style, label=common.label(runs))
             axes.set(title=f"learning rate {lr:g}", xlabel=r"mean distance $\Vert\theta_t - \theta_{t-1}\Vert_2$")
             axes.set_xscale("log", base=2)
         panels[0].set_ylabel("forgetting (points)")
@@ -169,15 +169,15 @@ class BallStudy:
         if len(set(locality.values())) < 2:
             return Summary(table, "Local and global algorithms are needed.")
         local = {name for name, kind in locality.items() if kind == "local"}
-        (distance, rate), also = interactions(rows, local), interactions(rows, local | {ALSO_LOCAL})[0]
-        by_class = [{kind: MeanInterval.of(own) for kind, own in part.items()} for part in fit(rows, locality)]
+        (distance, rate), distance_with_si = interactions(rows, local), interactions(rows, local | {ALSO_LOCAL})[0]
+        by_class = [{kind: MeanInterval.of(values) for kind, values in part.items()} for part in fit(rows, locality)]
         as_large, labelings = count_labelings(rows, local)
         verdict = (
             "At equal learning rate and learning accuracy, a doubling of the distance changes forgetting by "
             f"{by_class[0]['local']} points for local algorithms and by {by_class[0]['global']} for global ones, a "
             f"difference of {distance}: by the registered rule the hypothesis is "
             f"{'supported' if distance.low > 0 else 'not supported'}. With {ALSO_LOCAL} counted as local, the "
-            f"difference is {also}. Of the {labelings} ways to call {len(local)} of the {len(algorithms)} "
+            f"difference is {distance_with_si}. Of the {labelings} ways to call {len(local)} of the {len(algorithms)} "
             f"algorithms local, {as_large}, this one included, give as large a difference. At equal distance, a "
             f"doubling of the learning rate changes forgetting by {by_class[1]['local']} points for local algorithms "
             f"and by {by_class[1]['global']} for global ones, a difference of {rate}."
@@ -195,15 +195,15 @@ def fit(
     """
     algorithms, kinds = list(groups), sorted(set(groups.values()))
     slopes = []
-    for own in rows.sort("seed").partition_by("seed", maintain_order=True):
-        cells = own.filter(pl.col("forgetting").is_finite() & (pl.col("distance") > 0))
+    for seed_rows in rows.sort("seed").partition_by("seed", maintain_order=True):
+        cells = seed_rows.filter(pl.col("forgetting").is_finite() & (pl.col("distance") > 0))
         is_algorithm = np.array([[name == a for a in algorithms] for name in cells["algorithm"]], dtype=float)
         in_group = np.array([[groups[name] == kind for kind in kinds] for name in cells["algorithm"]], dtype=float)
         logs = [np.log2(column(cells, name))[:, None] * in_group for name in ("distance", "lr")]
         accuracy = column(cells, "learning_accuracy")[:, None] * (1 if common_accuracy else is_algorithm)
         X = np.column_stack([*logs, accuracy, is_algorithm])
-        known = len(X) > X.shape[1] and np.linalg.matrix_rank(X) == X.shape[1]
-        solution = np.linalg.lstsq(X, column(cells, "forgetting"))[0] if known else np.full(X.shape[1], np.nan)
+        full_rank = len(X) > X.shape[1] and np.linalg.matrix_rank(X) == X.shape[1]
+        solution = np.linalg.lstsq(X, column(cells, "forgetting"))[0] if full_rank else np.full(X.shape[1], np.nan)
         slopes.append(solution[: 2 * len(kinds)])
     parts = np.split(np.array(slopes), 2, axis=1)
     return tuple({kind: part[:, i] for i, kind in enumerate(kinds)} for part in parts)  # type: ignore[return-value]
@@ -218,9 +218,9 @@ def interactions(rows: pl.DataFrame, local: set[str]) -> tuple[MeanInterval, Mea
 
 def count_labelings(rows: pl.DataFrame, local: set[str]) -> tuple[int, int]:
     """Count the choices of as many algorithms whose difference is at least that of `local`, and all choices."""
-    found = interactions(rows, local)[0].mean
-    every = [interactions(rows, set(chosen))[0].mean for chosen in combinations(names(rows), len(local))]
-    return sum(value >= found - 1e-9 for value in every), len(every)
+    observed = interactions(rows, local)[0].mean
+    differences = [interactions(rows, set(labeling))[0].mean for labeling in combinations(names(rows), len(local))]
+    return sum(value >= observed - 1e-9 for value in differences), len(differences)
 
 
 STUDIES = (

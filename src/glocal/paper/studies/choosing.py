@@ -49,10 +49,10 @@ class Choosing:
 
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
         algorithm = (item["algorithm"], table1.COLUMNS["rotated-mnist"].row(item["algorithm"]).options)
-        more = {"network": common.item_mlp(item), "validation": item["validation"]}
-        runs = common.sweep_item(item, context, common.make_challenge(item, context), [algorithm], **more)
+        options = {"network": common.item_mlp(item), "validation": item["validation"]}
+        runs = common.sweep_item(item, context, common.make_challenge(item, context), [algorithm], **options)
         criteria = [{name: criterion(run, protocol) for name, protocol in PROTOCOLS.items()} for run in runs]
-        return [common.run_row(self.columns, item, run, own) for run, own in zip(runs, criteria, strict=True)]
+        return [common.run_row(self.columns, item, run, row) for run, row in zip(runs, criteria, strict=True)]
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """The test accuracy of every algorithm's choice under each protocol, and the oracle's optimism."""
@@ -60,12 +60,12 @@ class Choosing:
         results, losses = figure.subplots(1, 2)
         x, protocols = np.arange(len(PROTOCOLS)), list(PROTOCOLS)
         parts = common.by_algorithm(rows)
-        for number, (own, line) in enumerate(parts):
-            chosen = choices(own)
+        for number, (runs, line) in enumerate(parts):
+            accuracies = choices(runs)
             style = {**line.line(), **line.point()}
-            means = [MeanInterval.of(np.array([*chosen[name].values()])).mean for name in protocols]
-            results.plot(x, means, **style, label=common.label(own))
-            gaps = [MeanInterval.of(np.array([*lost(own, name).values()])) for name in protocols[:-1]]
+            means = [MeanInterval.of(np.array([*accuracies[name].values()])).mean for name in protocols]
+            results.plot(x, means, **style, label=common.label(runs))
+            gaps = [MeanInterval.of(np.array([*lost(runs, name).values()])) for name in protocols[:-1]]
             shift = x[:-1] + 0.7 * (number - (len(parts) - 1) / 2) / len(parts)
             bars = np.abs([(gap.mean - gap.low, gap.high - gap.mean) for gap in gaps]).T
             losses.errorbar(
@@ -79,24 +79,24 @@ class Choosing:
         legend(figure, common.legend_order(rows))
 
     def summarize(self, rows: pl.DataFrame) -> Summary:
-        parts = {str(own["algorithm"][0]): own for own in rows.partition_by("algorithm", maintain_order=True)}
+        parts = {str(runs["algorithm"][0]): runs for runs in rows.partition_by("algorithm", maintain_order=True)}
         table: list[Row] = []
-        for name, own in parts.items():
-            row: Row = {"algorithm": name, "locality": own["locality"][0]}
+        for name, runs in parts.items():
+            row: Row = {"algorithm": name, "locality": runs["locality"][0]}
             for column, protocol in PROTOCOLS.items():
-                gap = MeanInterval.of(np.array([*lost(own, column).values()]))
-                row[protocol] = f"lr {choose(scores(own, column)):g}{f': {gap}' if gap.mean else ''}"
+                gap = MeanInterval.of(np.array([*lost(runs, column).values()]))
+                row[protocol] = f"lr {choose(scores(runs, column)):g}{f': {gap}' if gap.mean else ''}"
             table.append(row)
         if len(parts) < 2:
             return Summary(table, "Two algorithms are needed for a ranking.")
         taus = [f"{protocol} {ranking(rows, column)}" for column, protocol in list(PROTOCOLS.items())[:-1]]
         pairs = reversals(rows, PRIMARY)
-        found = f"reverses {', '.join(pairs)}" if pairs else "reverses no pair of algorithms beyond doubt"
+        finding = f"reverses {', '.join(pairs)}" if pairs else "reverses no pair of algorithms beyond doubt"
         verdict = (
-            f"Selection by {PROTOCOLS[PRIMARY]} {found}: the hypothesis that the ranking survives is "
+            f"Selection by {PROTOCOLS[PRIMARY]} {finding}: the hypothesis that the ranking survives is "
             f"{'refuted' if pairs else 'not refuted'}. Kendall's τ with the oracle's ranking: {'; '.join(taus)}."
         )
-        local = {name for name, own in parts.items() if own["locality"][0] == "local"}
+        local = {name for name, runs in parts.items() if runs["locality"][0] == "local"}
         if local and local != set(parts):
             gaps = [f"{protocol} {local_minus_global(parts, local, c)}" for c, protocol in list(PROTOCOLS.items())[:-1]]
             verdict += f" Optimism for local minus global algorithms, in points: {'; '.join(gaps)}."
@@ -105,10 +105,10 @@ class Choosing:
 
 def scores(rows: pl.DataFrame, column: str) -> Scores:
     """Return one algorithm's criterion by learning rate and seed."""
-    found: Scores = {}
+    by_lr: Scores = {}
     for lr, seed, value in rows.sort("lr", "seed").select("lr", "seed", column).iter_rows():
-        found.setdefault(lr, {})[seed] = np.nan if value is None else value
-    return found
+        by_lr.setdefault(lr, {})[seed] = np.nan if value is None else value
+    return by_lr
 
 
 def choices(rows: pl.DataFrame) -> dict[str, dict[int, float]]:
@@ -124,32 +124,32 @@ def lost(rows: pl.DataFrame, column: str) -> dict[int, float]:
 
 def results(rows: pl.DataFrame, column: str) -> np.ndarray:
     """Return the test accuracies of a protocol's choices: algorithms × seeds."""
-    own = [choices(rows.filter(algorithm=name))[column] for name in names(rows)]
-    return np.array([[values.get(seed, np.nan) for seed in sorted(set(rows["seed"]))] for values in own])
+    accuracies = [choices(rows.filter(algorithm=name))[column] for name in names(rows)]
+    return np.array([[values.get(seed, np.nan) for seed in sorted(set(rows["seed"]))] for values in accuracies])
 
 
 def ranking(rows: pl.DataFrame, column: str) -> str:
     """Return Kendall's τ between the rankings by mean accuracy, and its mean and interval over the seeds' rankings."""
-    own, oracle = results(rows, column), results(rows, "oracle_test")
-    by_seed = np.array([kendall_tau(a, b) for a, b in zip(own.T, oracle.T, strict=True)])
-    tau = kendall_tau(*(np.ma.masked_invalid(x).mean(axis=1).filled(np.nan) for x in (own, oracle)))
+    accuracies, oracle = results(rows, column), results(rows, "oracle_test")
+    by_seed = np.array([kendall_tau(a, b) for a, b in zip(accuracies.T, oracle.T, strict=True)])
+    tau = kendall_tau(*(np.ma.masked_invalid(x).mean(axis=1).filled(np.nan) for x in (accuracies, oracle)))
     return f"{tau:.2f} (by seed {MeanInterval.of(by_seed)})"
 
 
 def reversals(rows: pl.DataFrame, column: str) -> list[str]:
     """Return the pairs that a protocol ranks the other way round than the oracle, with intervals that exclude 0."""
-    own, oracle, algorithms = results(rows, column), results(rows, "oracle_test"), names(rows)
-    found = []
+    accuracies, oracle, algorithms = results(rows, column), results(rows, "oracle_test"), names(rows)
+    pairs = []
     for a, b in combinations(range(len(algorithms)), 2):
-        here, there = (MeanInterval.of(x[a] - x[b]) for x in (own, oracle))
-        if (here.low > 0 and there.high < 0) or (here.high < 0 and there.low > 0):
-            found.append(f"{algorithms[a]} and {algorithms[b]}")
-    return found
+        difference, oracle_difference = (MeanInterval.of(x[a] - x[b]) for x in (accuracies, oracle))
+        if (difference.low > 0 and oracle_difference.high < 0) or (difference.high < 0 and oracle_difference.low > 0):
+            pairs.append(f"{algorithms[a]} and {algorithms[b]}")
+    return pairs
 
 
 def local_minus_global(parts: dict[str, pl.DataFrame], local: set[str], column: str) -> MeanInterval:
     """Return the mean optimism of local algorithms minus that of global ones, over the seeds that all have."""
-    gaps = {name: lost(own, column) for name, own in parts.items()}
+    gaps = {name: lost(runs, column) for name, runs in parts.items()}
     seeds = sorted(set.intersection(*(set(gap) for gap in gaps.values())))
     means = [np.array([[gaps[n][s] for s in seeds] for n in gaps if (n in local) is kind]) for kind in (True, False)]
     return MeanInterval.of(means[0].mean(axis=0) - means[1].mean(axis=0))

@@ -69,11 +69,11 @@ def record_item(
     challenge = challenge or make_challenge(item, context)
     algorithm = ALGORITHMS[item.get("algorithm", "sgd")](**item.get("options", {}))
     members = tuple(Member(seed, lr, algorithm) for seed in item["seeds"] for lr in item["lrs"])
-    make = network or item_mlp(item)
+    make_network = network or item_mlp(item)
     batch_size = item.get("batch_size", challenge.batch_size)
-    cohort = Cohort(challenge, make, members, item["epochs"], batch_size, train_eval=1, device=context.device)
-    recorded = record(cohort, every_epochs, keep_memory=every_epochs > 0, examples=item["examples"])
-    return zip(members, recorded, strict=True)
+    cohort = Cohort(challenge, make_network, members, item["epochs"], batch_size, train_eval=1, device=context.device)
+    recorded_runs = record(cohort, every_epochs, keep_memory=every_epochs > 0, examples=item["examples"])
+    return zip(members, recorded_runs, strict=True)
 
 
 def item_mlp(item: WorkItem) -> MakeNetwork:
@@ -98,8 +98,8 @@ def sweep_item(
 def run_row(columns: str, item: WorkItem, run: Member | Run, measured: Row) -> Row:
     """Return a row with these columns: what was measured, else the run's value, else the item's, else None."""
     locality = run.locality if isinstance(run, Run) else run.algorithm.locality
-    known = item | {"locality": locality, "lr": float(run.lr), "seed": int(run.seed)} | measured
-    return {name: known.get(name) for name in columns.split()}
+    values = item | {"locality": locality, "lr": float(run.lr), "seed": int(run.seed)} | measured
+    return {name: values.get(name) for name in columns.split()}
 
 
 class RecordedStudy(Study, Protocol):
@@ -156,8 +156,8 @@ def finite_median(rows: pl.DataFrame, name: str) -> float:
 
 def median(values: Sequence[float] | np.ndarray) -> float:
     """Return the median, counting NaN (a diverged run) as larger than every number; NaN of nothing."""
-    known = np.nan_to_num(np.asarray(values, dtype=float), nan=np.inf, posinf=np.inf)
-    return float(np.median(known)) if len(known) else np.nan
+    numbers = np.nan_to_num(np.asarray(values, dtype=float), nan=np.inf, posinf=np.inf)
+    return float(np.median(numbers)) if len(numbers) else np.nan
 
 
 def medians_by(rows: pl.DataFrame, x: str, y: str) -> tuple[np.ndarray, np.ndarray]:
@@ -180,15 +180,15 @@ def plot_medians(axes: Axes, rows: pl.DataFrame, x: str, y: str, **style: Any) -
 
 def rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
     """Spearman's ρ over the pairs that are finite; NaN for fewer than three or a constant variable."""
-    known = np.isfinite(x) & np.isfinite(y)
-    x, y = x[known], y[known]
+    both_finite = np.isfinite(x) & np.isfinite(y)
+    x, y = x[both_finite], y[both_finite]
     return float(stats.spearmanr(x, y).statistic) if len(x) > 2 and np.ptp(x) and np.ptp(y) else np.nan
 
 
 def group(rows: pl.DataFrame, by: Sequence[str], statistics: Mapping[str, Statistic]) -> list[Row]:
     """Return one row per group, with its keys and the given statistics of its rows."""
     groups = rows.partition_by(by, maintain_order=True)
-    return [own.select(by).row(0, named=True) | {name: f(own) for name, f in statistics.items()} for own in groups]
+    return [part.select(by).row(0, named=True) | {name: f(part) for name, f in statistics.items()} for part in groups]
 
 
 def of_columns(columns: Mapping[str, str], statistic: Callable[..., float] = finite_median) -> dict[str, Statistic]:
@@ -206,8 +206,8 @@ class MeanInterval(NamedTuple):
     @classmethod
     def of(cls, values: np.ndarray) -> MeanInterval:
         """Return it of the finite values."""
-        known = values[np.isfinite(values)]
-        return cls(float(known.mean()) if known.size else np.nan, *confidence_interval(known.tolist()))
+        numbers = values[np.isfinite(values)]
+        return cls(float(numbers.mean()) if numbers.size else np.nan, *confidence_interval(numbers.tolist()))
 
     def __str__(self) -> str:
         bounds = f" [{signed(self.low)}, {signed(self.high)}]" if np.isfinite(self.low) else ""
@@ -229,8 +229,8 @@ def complete_runs(rows: pl.DataFrame, name: str) -> pl.DataFrame:
 
 def diverged_note(rows: pl.DataFrame, name: str) -> str:
     """Return a note on the runs whose column is not finite, to append to a verdict; "" if there are none."""
-    per_run = ("classes", "algorithm", "batch_size", "lr", "seed", "sequence", "radius")
-    keys = [key for key in per_run if key in rows.columns]
+    run_keys = ("classes", "algorithm", "batch_size", "lr", "seed", "sequence", "radius")
+    keys = [key for key in run_keys if key in rows.columns]
     runs = rows.unique(keys, keep="last")
     diverged = len(runs) - len(finite(runs, name))
     return f" {diverged} of {len(runs)} runs diverged and are left out." if diverged else ""
@@ -270,7 +270,7 @@ def by_algorithm(rows: pl.DataFrame) -> list[tuple[pl.DataFrame, LineStyle]]:
     """Return the rows of each algorithm and its line style: cool and solid if global, warm and dashed if local."""
     styles = style.line_styles(rows.select("algorithm", "locality").unique().rows())
     parts = rows.partition_by("algorithm", maintain_order=True)
-    return [(own, styles[own["algorithm"][0], own["locality"][0]]) for own in parts]
+    return [(part, styles[part["algorithm"][0], part["locality"][0]]) for part in parts]
 
 
 def label(rows: pl.DataFrame) -> str:
@@ -287,8 +287,8 @@ def legend_order(rows: pl.DataFrame) -> list[str]:
 def plot_over_lr(axes: Axes, rows: pl.DataFrame, name: str, title: str, spread: Spread = mean_deviation) -> None:
     """Plot a column against the learning rate: a line and a band for each algorithm."""
     axes.set_title(title)
-    for own, line in by_algorithm(rows):
-        curve(own, name, spread).plot(axes, **line.line(), **line.point(), label=label(own))
+    for algorithm_rows, line in by_algorithm(rows):
+        curve(algorithm_rows, name, spread).plot(axes, **line.line(), **line.point(), label=label(algorithm_rows))
     option_axis(axes, distinct(rows, "lr"), "lr", crowded=True)
 
 
@@ -300,11 +300,11 @@ def log_axis(axes: Axes, which: Literal["x", "y"] = "y") -> None:
 
 def symlog(axes: Axes, values: np.ndarray, which: str) -> tuple[float, float]:
     """Use symmetric logarithmic axes over three decades, since forgetting may be negative; return the limits."""
-    known = values[np.isfinite(values)]
-    linear = 10.0 ** (np.ceil(np.log10(float(np.abs(known).max(initial=1e-9)))) - 3)
+    numbers = values[np.isfinite(values)]
+    linear = 10.0 ** (np.ceil(np.log10(float(np.abs(numbers).max(initial=1e-9)))) - 3)
     for name in which:
         getattr(axes, f"set_{name}scale")("symlog", linthresh=linear)
-    return 1.6 * min(float(known.min(initial=0)), -linear / 2), 1.6 * max(float(known.max(initial=0)), linear)
+    return 1.6 * min(float(numbers.min(initial=0)), -linear / 2), 1.6 * max(float(numbers.max(initial=0)), linear)
 
 
 def plot_agreement(axes: Axes, rows: pl.DataFrame, x: str, y: str, colours: ScalarMappable) -> tuple[float, float]:

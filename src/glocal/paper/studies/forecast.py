@@ -80,13 +80,13 @@ class Forecast:
         name: str = item["algorithm"]
         make = partial(mlp, hidden=(item["width"],) * 2)
         challenge = _challenge(item, context)
-        trained, changed = name, dict[str, Any]()
+        algorithm, overrides = name, dict[str, Any]()
         if name == IMPLICIT:
-            trained, changed = "laplace", {"implicit": True}
+            algorithm, overrides = "laplace", {"implicit": True}
         elif name == LARGE_REPLAY:
-            trained, changed = REPLAY, {"slots": equal_memory(item["width"])}
-        options = {**table1.COLUMNS["rotated-mnist"].row(trained).options, **changed}
-        runs = common.sweep_item(item, context, challenge, [(trained, options)], network=make)
+            algorithm, overrides = REPLAY, {"slots": equal_memory(item["width"])}
+        options = {**table1.COLUMNS["rotated-mnist"].row(algorithm).options, **overrides}
+        runs = common.sweep_item(item, context, challenge, [(algorithm, options)], network=make)
         rows = {}
         for run, statistics in zip(runs, run_statistics(runs, DEFAULT_VIEW), strict=True):
             values: Row = {k: x for k, x in statistics.items() if k != "distance"}  # which is a predictor here
@@ -95,35 +95,35 @@ class Forecast:
             values["lr_sqrt_loss"] = float(run.lr * per_epoch.sum()) if name == "sgd" else None
             rows[run.seed, run.lr] = common.run_row(self.columns, item, run, values)
         if name == "sgd":
-            for member, recorded in common.record_item(item, context, challenge, make):
-                finite = all(bool(p.isfinite().all()) for p in recorded.trace.checkpoints[-1].params.values())
+            for member, recording in common.record_item(item, context, challenge, make):
+                finite = all(bool(p.isfinite().all()) for p in recording.trace.checkpoints[-1].params.values())
                 if finite:
-                    rows[member.seed, member.lr] |= predictors(recorded.trace)
-                    rows[member.seed, member.lr] |= early_predictors(recorded, challenge, item, member.seed, member.lr)
+                    rows[member.seed, member.lr] |= predictors(recording.trace)
+                    rows[member.seed, member.lr] |= early_predictors(recording, challenge, item, member.seed, member.lr)
         return list(rows.values())
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """The winner against three predictors, and forgetting of sgd against the best one."""
         figure.set_size_inches(13.2, 3.5)
         table = settings_table(rows)
-        *panels, forgotten = figure.subplots(1, 4)
-        beside = settings_table(rows, implicit=True).with_columns(pl.col("lr") * 1.25)
-        _scatter(panels[0], beside, "lr", "gain", filled=False)
+        *panels, forgetting_axes = figure.subplots(1, 4)
+        implicit_table = settings_table(rows, implicit=True).with_columns(pl.col("lr") * 1.25)
+        _scatter(panels[0], implicit_table, "lr", "gain", filled=False)
         for axes, name in zip(panels, ("lr", "distance", "error"), strict=True):
             axes.axhline(0, color=FAINT, linewidth=0.9)
             _scatter(axes, table, name, "gain")
             axes.set_title("best local − er, final accuracy (points)")
-        _scatter(forgotten, table, "radius_over_travel", "sgd_forgetting")
+        _scatter(forgetting_axes, table, "radius_over_travel", "sgd_forgetting")
         panels[0].set_xlabel(f"{LABELS['lr']} (hollow: implicit steps of laplace)")
-        forgotten.set_title("forgetting of sgd (points)")
+        forgetting_axes.set_title("forgetting of sgd (points)")
         legend(figure, [f"angles within {angles:g}°" for angles in common.distinct(table, "angles")])
 
     def summarize(self, rows: pl.DataFrame) -> Summary:
         table = settings_table(rows)
         wins, total = int((table["gain"] > 0).sum()), len(table)
         by_auc = MIN_WINS <= wins <= total - MIN_WINS
-        names, everything = [*LENS, *RIVALS], np.arange(total)
-        shown: list[Row] = []
+        names, all_settings = [*LENS, *RIVALS], np.arange(total)
+        summary_rows: list[Row] = []
         for name in [*names, "rise"]:
             row: Row = {"predictor": name.replace("_", " "), **dict.fromkeys(("AUC", *TARGETS), "")}
             if name in names:
@@ -132,33 +132,33 @@ class Forecast:
             for share in SHARES:
                 early = r_squared(table, f"early_{name}_{share:g}", "sgd_forgetting") if name in EARLY else None
                 row[f"after {100 * share:g} %"] = "–" if early is None else str(interval(early, total))
-            shown.append(row)
+            summary_rows.append(row)
         statistics = {name: auc(table, name) if by_auc else r_squared(table, name, "gain") for name in names}
-        best = max(names, key=lambda name: statistics[name](everything))
+        best = max(names, key=lambda name: statistics[name](all_settings))
         difference = interval(lambda i: statistics["advice"](i) - statistics["distance"](i), total)
-        worse = "worse" if difference.high < 0 else "not clearly better"
+        comparison = "worse" if difference.high < 0 else "not clearly better"
         conclusion = (
             "The recommendation is kept."
             if difference.low > 0
-            else f"The recommendation is {worse} than the distance and is replaced. The best predictor is {best}."
+            else f"The recommendation is {comparison} than the distance and is replaced. The best predictor is {best}."
         )
         verdict = (
             f"A local algorithm wins in {wins} of {total} settings, so {'the AUC' if by_auc else 'R²'} decides. "
             f"Recommendation of the lens minus distance: {difference}. {conclusion}"
         )
-        return Summary(shown, verdict + _with_implicit_steps(rows) + _at_equal_memory(rows))
+        return Summary(summary_rows, verdict + _with_implicit_steps(rows) + _at_equal_memory(rows))
 
 
 def _with_implicit_steps(rows: pl.DataFrame) -> str:
     """Say who wins and what predicts it if the steps of `laplace` are implicit."""
     table = settings_table(rows, implicit=True)
     wins, total = int((table["gain"] > 0).sum()), len(table)
-    told = f" With implicit steps of laplace, a local algorithm wins in {wins} of {total} settings"
+    text = f" With implicit steps of laplace, a local algorithm wins in {wins} of {total} settings"
     if not MIN_WINS <= wins <= total - MIN_WINS:
-        return f"{told}, which leaves too little to predict."
+        return f"{text}, which leaves too little to predict."
     areas = {name: auc(table, name) for name in (*LENS, *RIVALS)}
     best = max(areas, key=lambda name: areas[name](np.arange(total)))
-    return f"{told}; the highest AUC is that of {best}, {interval(areas[best], total)}."
+    return f"{text}; the highest AUC is that of {best}, {interval(areas[best], total)}."
 
 
 def _at_equal_memory(rows: pl.DataFrame) -> str:
@@ -188,10 +188,10 @@ def leads(rows: pl.DataFrame, replay: str = REPLAY) -> pl.DataFrame:
 def _scatter(axes: Axes, table: pl.DataFrame, name: str, target: str, filled: bool = True) -> None:
     """Draw a target against a predictor, a colour for each range of angles, which have labels if they are filled."""
     for number, angles in enumerate(common.distinct(table, "angles")):
-        own, color = table.filter(angles=angles), f"C{number}"
+        points, color = table.filter(angles=angles), f"C{number}"
         axes.scatter(
-            np.exp(_predictor(own, name)),
-            own[target],
+            np.exp(_predictor(points, name)),
+            points[target],
             s=18,
             edgecolors=color,
             facecolors=color if filled else "none",
@@ -213,24 +213,24 @@ def _challenge(item: WorkItem, context: Context) -> Challenge:
 
 def predictors(trace: TrainingTrace) -> Row:
     """Return what the lens and its rivals tell about a training."""
-    found = examine_trace(trace)
-    pairs, last = found.later, found.distance[-1, :-1]
+    result = examine_trace(trace)
+    pairs, last = result.later, result.distance[-1, :-1]
     kl = [_kl(trace, t, trace.checkpoints[t], trace.checkpoints[t + 1]) for t in range(1, trace.num_learned)]
     return {
-        "error": float(found.error[pairs].mean()),
-        "break_time": _break_time(found),
-        "radius_over_travel": float((found.radius / found.distance)[pairs].clamp(max=100).median()),
-        "quadratic": float(found.forgetting.quadratic[-1, :-1].mean()),
-        "sharpness_travel": float((0.5 * found.largest[:-1] * last.square()).mean()),
-        "advice": float(torch.equal(found.inside, found.later)),  # the rule of the lens when this was registered
-        "distance": float(found.updates[1:].mean()),
+        "error": float(result.error[pairs].mean()),
+        "break_time": _break_time(result),
+        "radius_over_travel": float((result.radius / result.distance)[pairs].clamp(max=100).median()),
+        "quadratic": float(result.forgetting.quadratic[-1, :-1].mean()),
+        "sharpness_travel": float((0.5 * result.largest[:-1] * last.square()).mean()),
+        "advice": float(torch.equal(result.inside, result.later)),  # the rule of the lens when this was registered
+        "distance": float(result.updates[1:].mean()),
         "kl": float(np.mean(kl)),
     }
 
 
-def _break_time(found: Examination) -> float:
+def _break_time(result: Examination) -> float:
     """Return the share of tasks that were learnt before the first one that left the ε-region of an older one."""
-    outside = (found.later & ~found.inside).any(1)
+    outside = (result.later & ~result.inside).any(1)
     return float(outside.int().argmax()) / len(outside) if bool(outside.any()) else 1.0
 
 
@@ -251,29 +251,29 @@ def early_predictors(run: RecordedRun, challenge: Challenge, item: WorkItem, see
     params, generator = {k: p.clone() for k, p in start.params.items()}, torch.Generator().manual_seed(seed)
     gradient, hessian = trace.gradient(0), trace.hessian(0)
     top = float(lanczos(hessian, trace.random_start(0), 1).values[0])
-    found: Row = {}
-    done = 0
+    row: Row = {}
+    step = 0
     for share in SHARES:
-        for _ in range(max(1, round(share * steps)) - done):
+        for _ in range(max(1, round(share * steps)) - step):
             rows = torch.randint(len(y), (size,), generator=generator).to(device)
             grads = model.grad(params, model.transform.normalize(x[rows]), y[rows])
             params = {k: p - lr * grads[k] for k, p in params.items()}
-        done = max(1, round(share * steps))
-        here = Checkpoint(params, start.buffers)
+        step = max(1, round(share * steps))
+        checkpoint = Checkpoint(params, start.buffers)
         delta = to_vector(params) - to_vector(start.params)
         with torch.no_grad():
-            rise = float(trace.value(0, here) - trace.value(0, start))
+            rise = float(trace.value(0, checkpoint) - trace.value(0, start))
         quadratic = float(dot(delta, hessian @ delta)) / 2
-        measured = {
+        values = {
             "error": abs(rise - float(dot(gradient, delta)) - quadratic),
             "quadratic": quadratic,
             "sharpness_travel": top * float(dot(delta, delta)) / 2,
-            "distance": float(distance(here, start)),
-            "kl": _kl(trace, 1, start, here),
+            "distance": float(distance(checkpoint, start)),
+            "kl": _kl(trace, 1, start, checkpoint),
             "rise": rise,
         }
-        found |= {f"early_{name}_{share:g}": value for name, value in measured.items()}
-    return found
+        row |= {f"early_{name}_{share:g}": value for name, value in values.items()}
+    return row
 
 
 def settings_table(rows: pl.DataFrame, implicit: bool = False) -> pl.DataFrame:
@@ -283,20 +283,20 @@ def settings_table(rows: pl.DataFrame, implicit: bool = False) -> pl.DataFrame:
     """
     candidates = [IMPLICIT if implicit and name == "laplace" else name for name in LOCAL]
     table = []
-    for own in rows.partition_by(SETTING, maintain_order=True):
-        sgd = own.filter(algorithm="sgd")
-        means = {name: common.mean(own.filter(algorithm=name), "acc") for name in (REPLAY, *candidates)}
+    for setting_rows in rows.partition_by(SETTING, maintain_order=True):
+        sgd = setting_rows.filter(algorithm="sgd")
+        means = {name: common.mean(setting_rows.filter(algorithm=name), "acc") for name in (REPLAY, *candidates)}
         local = [means[name] for name in candidates if np.isfinite(means[name])]
-        row: Row = own.select(SETTING).row(0, named=True)
+        row: Row = setting_rows.select(SETTING).row(0, named=True)
         row |= {"gain": max(local, default=np.nan) - means[REPLAY], "sgd_forgetting": common.mean(sgd, "forgetting")}
         for name in (*LENS, "distance", "kl", "lr_sqrt_loss", *(c for c in rows.columns if c.startswith("early_"))):
             values = column(sgd, name)
-            known = values if name in PLAIN else np.log(np.maximum(values, 1e-12))
-            row[name] = float(known[np.isfinite(known)].mean()) if np.isfinite(known).any() else np.nan
+            inputs = values if name in PLAIN else np.log(np.maximum(values, 1e-12))
+            row[name] = float(inputs[np.isfinite(inputs)].mean()) if np.isfinite(inputs).any() else np.nan
         table.append(row)
     frame = pl.DataFrame(table)
-    known = [pl.col(name).is_finite() for name in ("gain", "sgd_forgetting", *LENS, "distance", "kl")]
-    return frame.filter(pl.all_horizontal(known))
+    conditions = [pl.col(name).is_finite() for name in ("gain", "sgd_forgetting", *LENS, "distance", "kl")]
+    return frame.filter(pl.all_horizontal(conditions))
 
 
 def leave_one_out(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -310,7 +310,7 @@ def leave_one_out(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def r_squared(table: pl.DataFrame, name: str, target: str) -> Statistic:
     """Return 1 − Σ (y − ŷ)² / Σ (y − ȳ)² as a function of settings, where ŷ and ȳ leave the predicted one out."""
     x, y = _predictor(table, name), column(table, target)
-    errors, spread = ((y - leave_one_out(own, y)) ** 2 for own in (x, np.zeros(len(y))))
+    errors, spread = ((y - leave_one_out(predictor, y)) ** 2 for predictor in (x, np.zeros(len(y))))
     return lambda i: float(1 - errors[i].sum() / spread[i].sum()) if spread[i].sum() > 0 else np.nan
 
 
@@ -321,13 +321,13 @@ def auc(table: pl.DataFrame, name: str) -> Statistic:
     large values speak for or against is learnt from the other settings.
     """
     x, y = _predictor(table, name), column(table, "gain")
-    others = [np.arange(len(y)) != i for i in range(len(y))]
-    score = x * np.sign([((x[i] - x[i].mean()) * y[i]).sum() for i in others])
+    masks = [np.arange(len(y)) != i for i in range(len(y))]
+    score = x * np.sign([((x[i] - x[i].mean()) * y[i]).sum() for i in masks])
 
     def area(i: np.ndarray) -> float:
         wins = y[i] > 0
-        above = score[i][wins][:, None] - score[i][~wins]
-        return float(((above > 0) + 0.5 * (above == 0)).mean()) if above.size else np.nan
+        differences = score[i][wins][:, None] - score[i][~wins]
+        return float(((differences > 0) + 0.5 * (differences == 0)).mean()) if differences.size else np.nan
 
     return area
 
@@ -340,8 +340,8 @@ def interval(statistic: Statistic, settings: int) -> MeanInterval:
     """Return a statistic of all settings, and its 95 % bootstrap interval."""
     draw = np.random.default_rng(0).integers(settings, size=(RESAMPLES, settings))
     values = np.array([statistic(i) for i in draw])
-    known = values[np.isfinite(values)]
-    low, high = np.quantile(known, [0.025, 0.975]) if known.size else (np.nan, np.nan)
+    finite_values = values[np.isfinite(values)]
+    low, high = np.quantile(finite_values, [0.025, 0.975]) if finite_values.size else (np.nan, np.nan)
     return MeanInterval(statistic(np.arange(settings)), float(low), float(high))
 
 

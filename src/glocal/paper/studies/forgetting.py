@@ -78,19 +78,19 @@ class RecursionStudy(RecordedStudy):
         *panels, average = figure.subplots(1, 3)
         titles = {"mlp": "Every pair of tasks, hidden layers", "linear": "Every pair, linear with squared error"}
         for axes, (network, title) in zip(panels, titles.items(), strict=True):
-            own = rows.filter(network=network, kind="pair")
-            common.plot_agreement(axes, own, "measured", "predicted", lr_colours(own))
+            pairs = rows.filter(network=network, kind="pair")
+            common.plot_agreement(axes, pairs, "measured", "predicted", lr_colours(pairs))
             axes.set(title=title, xlabel=r"measured  $L_o(\theta_t) - L_o(\theta_o)$", ylabel="predicted")
-            common.lr_colour_bar(figure, lr_colours(own), [axes], own)
+            common.lr_colour_bar(figure, lr_colours(pairs), [axes], pairs)
         _draw_average(average, rows.filter(network="mlp", kind="average"))
 
     def summarize(self, rows: pl.DataFrame) -> Summary:
         last = rows["learnt"].max()
-        ordered = rows.sort("network", "lr", descending=[True, False], maintain_order=True)
+        sorted_rows = rows.sort("network", "lr", descending=[True, False], maintain_order=True)
         table: list[Row] = []
-        for own in ordered.partition_by("network", "lr", maintain_order=True):
-            line: Row = own.select("network", "lr").row(0, named=True)
-            pairs, end = own.filter(kind="pair"), own.filter(kind="average", learnt=last)
+        for part in sorted_rows.partition_by("network", "lr", maintain_order=True):
+            line: Row = part.select("network", "lr").row(0, named=True)
+            pairs, end = part.filter(kind="pair"), part.filter(kind="average", learnt=last)
             line |= {"relative error": common.median(column(pairs.select(error=RELATIVE_ERROR), "error"))}
             line |= {f"share, {text}": mean(pairs, f"{term}_share") for term, text in TERMS.items()}
             table.append(line | {f"E(T), {k}": common.finite_median(end, k) for k in ("predicted", "measured")})
@@ -119,8 +119,8 @@ def regression(challenge: Challenge) -> Challenge:
 
 def exactness_gap(pairs: pl.DataFrame) -> float:
     """The largest error of the prediction, relative to the largest forgetting; NaN without finite rows."""
-    known = pairs.filter(pl.col("measured").is_finite())
-    measured, predicted = column(known, "measured"), column(known, "predicted")
+    finite_pairs = pairs.filter(pl.col("measured").is_finite())
+    measured, predicted = column(finite_pairs, "measured"), column(finite_pairs, "predicted")
     scale = np.abs(measured).max(initial=0)
     return float(np.abs(predicted - measured).max(initial=0) / scale) if scale > 0 else np.nan
 
@@ -191,18 +191,18 @@ class FlatMinima(RecordedStudy):
         rows = rows.with_columns(value.alias(name) for name, (_, value) in PREDICTORS.items())
         statistics = common.of_columns({f"ρ with {name}": name for name in PREDICTORS}, _correlation) | medians
         table = group(rows, ["algorithm", "batch_size", "lr"], statistics)
-        everything: Row = {"algorithm": "all", "batch_size": None, "lr": None}
-        everything |= {name: f(rows) for name, f in statistics.items()}
+        total_row: Row = {"algorithm": "all", "batch_size": None, "lr": None}
+        total_row |= {name: f(rows) for name, f in statistics.items()}
         pairs = paired(rows)
-        flatter, less = (int((pairs[name] > pairs[f"{name}_stable"]).sum()) for name in ("top", "at_end"))
+        num_flatter, num_less = (int((pairs[name] > pairs[f"{name}_stable"]).sum()) for name in ("top", "at_end"))
         positive = sum(row["ρ with λ_max"] > 0 for row in table)
         verdict = (
             f"Sharper solutions forget more (ρ with λ_max > 0) in {positive} of {len(table)} combinations of regime, "
-            f"batch size and learning rate; at equal batch size stable SGD is flatter than plain SGD in {flatter} of "
-            f"{len(pairs)} pairs and forgets less in {less}: {agreement(2 * min(flatter, less) > len(pairs))} on "
-            "that."
+            f"batch size and learning rate; at equal batch size stable SGD is flatter than plain SGD in "
+            f"{num_flatter} of {len(pairs)} pairs and forgets less in {num_less}: "
+            f"{agreement(2 * min(num_flatter, num_less) > len(pairs))} on that."
         )
-        return Summary([*table, everything], verdict)
+        return Summary([*table, total_row], verdict)
 
 
 STUDIES = (RecursionStudy(), FlatMinima())
@@ -221,12 +221,12 @@ def _correlation(rows: pl.DataFrame, name: str) -> float:
 def _scatter(axes: Axes, rows: pl.DataFrame) -> None:
     for algorithm, marker in (("sgd", "o"), ("stable-sgd", "X")):
         for lr in distinct(rows, "lr"):
-            own = rows.filter(pl.col("x").is_finite(), pl.col("x") > 0, algorithm=algorithm, lr=lr)
+            points = rows.filter(pl.col("x").is_finite(), pl.col("x") > 0, algorithm=algorithm, lr=lr)
             style: dict[str, Any] = {"color": [lr_colours(rows).to_rgba(np.array(lr))], "marker": marker, "alpha": 0.8}
-            sizes = 10 + 26 * (column(own, "batch_size") > min(BATCH_SIZES))
-            axes.scatter(own["x"], own["at_end"], s=sizes, linewidths=0, label=f"{algorithm} {lr:g}", **style)
+            sizes = 10 + 26 * (column(points, "batch_size") > min(BATCH_SIZES))
+            axes.scatter(points["x"], points["at_end"], s=sizes, linewidths=0, label=f"{algorithm} {lr:g}", **style)
     common.log_axis(axes, "x")
     axes.axhline(0, color=FAINT, linewidth=0.8, zorder=0)
     by_rate = group(rows, ["algorithm", "batch_size", "lr"], common.of_columns({"rho": "x"}, _correlation))
-    within = mean(pl.DataFrame(by_rate, schema_overrides={"rho": pl.Float64}), "rho") if by_rate else np.nan
-    axes.set_title(f"rank correlation {_correlation(rows, 'x'):+.2f}, within settings {within:+.2f}")
+    mean_correlation = mean(pl.DataFrame(by_rate, schema_overrides={"rho": pl.Float64}), "rho") if by_rate else np.nan
+    axes.set_title(f"rank correlation {_correlation(rows, 'x'):+.2f}, within settings {mean_correlation:+.2f}")

@@ -94,8 +94,8 @@ class PerturbationScore:
         trace, test = _solution(run, item, context)
         sizes = {k: item[k] for k in ("eigenvectors", "directions", "samples", "examples")}
         scores = perturbation(trace, 0, test, **sizes, seed=item["seed"] + item["task"])
-        known: Row = item | {"parameters": trace.num_params}
-        return [common.run_row(self.columns, known, run, row) for row in _score_rows(scores)]
+        base_row: Row = item | {"parameters": trace.num_params}
+        return [common.run_row(self.columns, base_row, run, row) for row in _score_rows(scores)]
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """Top: scores. Bottom: losses. On training and test data, with a section for each kind of statistics.
@@ -105,15 +105,15 @@ class PerturbationScore:
         kinds = [s for s in STATISTICS if s in names(rows, "statistics")]
         figure.set_size_inches(1.2 + 6.2 * len(kinds), 6.2)
         for kind, section in zip(kinds, figure.subfigures(1, len(kinds), squeeze=False)[0], strict=True):
-            own = rows.filter(statistics=kind)
-            solutions = len(own.unique(["seed", "task"]))
-            rates = " or ".join(f"{lr:g}" for lr in distinct(own, "lr"))
-            radii, title = float32_radii(own), f"{solutions} solutions, learning rate {rates}"
-            beyond = [radius for radius in distinct(own, "radius") if radius not in radii]
-            note = f"\nfrom r = {beyond[0]:g} on losses exceed single precision" if beyond else ""
+            kind_rows = rows.filter(statistics=kind)
+            solutions = len(kind_rows.unique(["seed", "task"]))
+            rates = " or ".join(f"{lr:g}" for lr in distinct(kind_rows, "lr"))
+            radii, title = float32_radii(kind_rows), f"{solutions} solutions, learning rate {rates}"
+            larger_radii = [radius for radius in distinct(kind_rows, "radius") if radius not in radii]
+            note = f"\nfrom r = {larger_radii[0]:g} on losses exceed single precision" if larger_radii else ""
             section.suptitle(f"{STATISTICS[kind]}, {title}{note}")
-            own = own.filter(pl.col("radius").is_in(radii))
-            _draw_panels(section.subplots(2, 2, sharex=True, sharey="row"), own)
+            kind_rows = kind_rows.filter(pl.col("radius").is_in(radii))
+            _draw_panels(section.subplots(2, 2, sharex=True, sharey="row"), kind_rows)
         handles, labels = figure.axes[2].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(2, len(kinds)))
 
@@ -121,11 +121,15 @@ class PerturbationScore:
         table: list[Row] = []
         for statistics in names(rows, "statistics"):
             for radius in distinct(rows, "radius"):
-                own = rows.filter(statistics=statistics, radius=radius)
-                by_kind = {f"{k}, {s}": column(own.filter(split=s, kind=k), "score") for s in SPLITS for k in KINDS}
+                radius_rows = rows.filter(statistics=statistics, radius=radius)
+                by_kind = {
+                    f"{k}, {s}": column(radius_rows.filter(split=s, kind=k), "score") for s in SPLITS for k in KINDS
+                }
                 line: Row = {"BatchNorm statistics": statistics, "radius": radius}
                 table.append(line | {name: quantiles(scores)[1] for name, scores in by_kind.items()})
-        verdicts = [_verdict(own, self.returns_to_one) for own in rows.partition_by("statistics", maintain_order=True)]
+        verdicts = [
+            _verdict(part, self.returns_to_one) for part in rows.partition_by("statistics", maintain_order=True)
+        ]
         return Summary(table, " ".join(verdicts))
 
 
@@ -147,11 +151,11 @@ def float32_scores(rows: pl.DataFrame, saturate: bool) -> Curve:
 
     A loss out of range becomes inf, or the largest number if `saturate`. inf / inf is NaN, as in `lens.perturbation`.
     """
-    own = rows.filter(split="train")
-    own = own.with_columns(pl.col("loss").clip(upper_bound=torch.finfo(torch.float32).max)) if saturate else own
+    train = rows.filter(split="train")
+    train = train.with_columns(pl.col("loss").clip(upper_bound=torch.finfo(torch.float32).max)) if saturate else train
     scores: list[Row] = []
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        for part in own.partition_by("seed", "task", "radius", maintain_order=True):
+        for part in train.partition_by("seed", "task", "radius", maintain_order=True):
             base = np.float32(part["base"][0])
             eigen, random = (np.abs(column(part.filter(kind=kind), "loss").astype(np.float32) - base) for kind in KINDS)
             means = torch.from_numpy(eigen[:, None] / random).nanmean(1).tolist()
@@ -162,8 +166,8 @@ def float32_scores(rows: pl.DataFrame, saturate: bool) -> Curve:
 def quantiles(values: np.ndarray) -> list[float]:
     """Return the 10 %, 50 % and 90 % quantiles of the values that are not NaN, without interpolation, since there is
     no middle between a number and infinity."""
-    known = values[~np.isnan(values)]
-    return np.quantile(known, [0.1, 0.5, 0.9], method="nearest").tolist() if known.size else [np.nan] * 3
+    numbers = values[~np.isnan(values)]
+    return np.quantile(numbers, [0.1, 0.5, 0.9], method="nearest").tolist() if numbers.size else [np.nan] * 3
 
 
 def _train(item: WorkItem, context: Context) -> Run:
@@ -171,9 +175,9 @@ def _train(item: WorkItem, context: Context) -> Run:
     options = {"network": _network(item), "progress": ProgressReporter()}
     options |= {name: item[name] for name in ("tasks", "setting", "precision")} | {"keep_parameters": True}
     runs = common.sweep_item(item | {"seeds": [item["seed"]]}, context, item["challenge"], ["sgd"], **options)
-    finished = [run for run in runs if run.diverged is None]
-    require(bool(finished), f"plain SGD diverged on {item['challenge']} at every learning rate of {item['lrs']}.")
-    return min(finished, key=lambda run: run.arrays["train_class_loss"].diagonal(-1).mean())
+    finished_runs = [run for run in runs if run.diverged is None]
+    require(bool(finished_runs), f"plain SGD diverged on {item['challenge']} at every learning rate of {item['lrs']}.")
+    return min(finished_runs, key=lambda run: run.arrays["train_class_loss"].diagonal(-1).mean())
 
 
 def _network(item: WorkItem) -> Any:
@@ -213,11 +217,11 @@ def _score_rows(scores: Perturbation) -> Iterator[Row]:
 
 def _draw_panels(panels: np.ndarray, rows: pl.DataFrame) -> None:
     for split, (top, bottom) in zip(SPLITS, panels.T, strict=True):
-        own = rows.filter(split=split)
-        _draw_curves(top, own, "score")
-        _draw_curves(bottom, own, "loss")
+        split_rows = rows.filter(split=split)
+        _draw_curves(top, split_rows, "score")
+        _draw_curves(bottom, split_rows, "loss")
         top.axhline(1, color=FAINT, linewidth=0.9)
-        base = float(np.median(column(own, "base")))
+        base = float(np.median(column(split_rows, "base")))
         bottom.axhline(base, color=FAINT, linewidth=0.9, linestyle=":", label=r"$L_t(\theta_t)$, median of tasks")
         top.set_title("training data" if split == "train" else "test data")
         bottom.set_xlabel("radius  $r$")
@@ -229,14 +233,14 @@ def _draw_curves(axes: Axes, rows: pl.DataFrame, name: str) -> None:
     """The median and its band for each kind of direction; a thin line for each eigenvector."""
     eigen = ("eigen", "eigenvectors", LineStyle(WARM[1], "-", "o"))
     for kind, text, style in (eigen, ("random", "random directions", LineStyle(COOL[0], "--", "s"))):
-        own = rows.filter(kind=kind)
-        curve = radius_curve(own, name)
+        kind_rows = rows.filter(kind=kind)
+        curve = radius_curve(kind_rows, name)
         x, middle, low, high = (part[np.isfinite(curve.middle)] for part in curve)
         band = Curve(x, middle, low, np.where(np.isfinite(high), high, middle))
-        for direction in distinct(own, "direction") if kind == "eigen" else ():
-            one = radius_curve(own.filter(direction=direction), name)
+        for direction in distinct(kind_rows, "direction") if kind == "eigen" else ():
+            direction_curve = radius_curve(kind_rows.filter(direction=direction), name)
             thin: dict[str, Any] = {"linewidth": 0.6, "alpha": 0.6, "label": None if direction else "each eigenvector"}
-            axes.plot(*drop_nonfinite(one.x, one.middle), color=style.colour, **thin)
+            axes.plot(*drop_nonfinite(direction_curve.x, direction_curve.middle), color=style.colour, **thin)
         label = f"{text}: median and 80 % of seeds, tasks and directions"
         band.plot(axes, 0.16, **style.line(), **style.point(), markersize=4, label=label)
     common.log_axis(axes, "x")
@@ -323,13 +327,13 @@ class HessianRank(common.RecordedStudy):
         figure.set_size_inches(8.8, 4.6)
         left, right = figure.subplots(1, 2)
         looks = {"absolute": zip(COOL, MARKERS["global"]), "relative": zip(WARM, MARKERS["local"])}  # noqa: B905
-        others = zip((INK, FAINT, WARM[4]), MARKERS["global"], strict=False)
-        for own in rows.partition_by("kind", "threshold", maintain_order=True):
-            kind = own["kind"][0]
-            colour, marker = next(looks.get(kind, others))
+        other_looks = zip((INK, FAINT, WARM[4]), MARKERS["global"], strict=False)
+        for part in rows.partition_by("kind", "threshold", maintain_order=True):
+            kind = part["kind"][0]
+            colour, marker = next(looks.get(kind, other_looks))
             style = LineStyle(colour, {"absolute": "-", "relative": "--"}.get(kind, "-."), marker)
-            line: dict[str, Any] = {**style.line(), **style.point(), "markersize": 4.5, "label": _label(own)}
-            _rank_curve(own).plot(left if kind == "absolute" else right, **line)
+            line: dict[str, Any] = {**style.line(), **style.point(), "markersize": 4.5, "label": _label(part)}
+            _rank_curve(part).plot(left if kind == "absolute" else right, **line)
         left.set_ylabel(r"rank of $\bar H_{<t}$")
         for axes, text in ((left, r"eigenvalues with larger $|\lambda|$"), (right, "independent of the scale")):
             ticks = range(1, int(column(rows, "tasks").max()) + 1)
@@ -340,14 +344,14 @@ class HessianRank(common.RecordedStudy):
 
     def summarize(self, rows: pl.DataFrame) -> Summary:
         table: list[Row] = []
-        for own in rows.partition_by("kind", "threshold", maintain_order=True):
-            tasks, means, _, _ = _rank_curve(own)
+        for part in rows.partition_by("kind", "threshold", maintain_order=True):
+            tasks, means, _, _ = _rank_curve(part)
             if not len(tasks):
                 return Summary([], "No rank is finite.")
-            known = means > 0
-            power = np.polyfit(np.log(tasks[known]), np.log(means[known]), 1)[0] if known.sum() > 1 else np.nan
-            line: Row = {"definition": _label(own), "after 1 task": means[0], f"after {tasks[-1]:.0f}": means[-1]}
-            parameters = own["parameters"][0]
+            positive = means > 0
+            power = np.polyfit(np.log(tasks[positive]), np.log(means[positive]), 1)[0] if positive.sum() > 1 else np.nan
+            line: Row = {"definition": _label(part), "after 1 task": means[0], f"after {tasks[-1]:.0f}": means[-1]}
+            parameters = part["parameters"][0]
             line |= {"% of parameters": 100 * means[-1] / parameters, "after 1 task, in √P": means[0] / parameters**0.5}
             table.append(line | {"exponent": power})
         exponents = finite(pl.DataFrame(table), "exponent")

@@ -82,40 +82,40 @@ class Implicit:
     def _measure_sharpness(self, item: WorkItem, context: Context) -> list[Row]:
         rows = []
         for member, run in common.record_item(item, context, every_epochs=item["epochs"]):
-            consolidated = {s.finished: s.memory for s in run.snapshots if "hessian" in s.memory}  # the last of each
-            for t, memory in consolidated.items():
-                measured = {"t": t, "sharpness": largest_eigenvalue(memory["hessian"])}
-                rows.append(common.run_row(self.columns, item, member, measured))
+            memories = {s.finished: s.memory for s in run.snapshots if "hessian" in s.memory}  # the last of each
+            for t, memory in memories.items():
+                values = {"t": t, "sharpness": largest_eigenvalue(memory["hessian"])}
+                rows.append(common.run_row(self.columns, item, member, values))
         return rows
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """Final accuracy against the learning rate, and 2 / λ_max after the first and the last task."""
         figure.set_size_inches(7.6, 4.2)
-        axes, trained = figure.subplots(), rows.filter(pl.col("sharpness").is_null())
-        common.plot_over_lr(axes, trained, "acc", r"final accuracy $\mathrm{ACC}(T)$ (%)")
+        axes, runs = figure.subplots(), rows.filter(pl.col("sharpness").is_null())
+        common.plot_over_lr(axes, runs, "acc", r"final accuracy $\mathrm{ACC}(T)$ (%)")
         for limit in stability_limits(rows).values():
             axes.axvline(limit, color=FAINT, linestyle=":", linewidth=1)
         note = "dotted: 2 / λ_max of the\npenalty of optimal-soft\nafter 1 and T tasks\n"
-        legend(figure, common.legend_order(trained), note=note)
+        legend(figure, common.legend_order(runs), note=note)
 
     def summarize(self, rows: pl.DataFrame) -> Summary:
-        trained = rows.filter(pl.col("sharpness").is_null())
-        lrs = distinct(trained, "lr")
+        all_runs = rows.filter(pl.col("sharpness").is_null())
+        lrs = distinct(all_runs, "lr")
         low, high = (LOW, HIGH) if {LOW, HIGH} <= set(lrs) else (lrs[0], lrs[-1])
         table: list[Row] = []
-        replay = best(trained, REPLAY)[1]
-        for name in names(trained):
-            own = trained.filter(algorithm=name)
-            at, acc = best(trained, name)
-            row: Row = {"algorithm": name, f"{high:g} − {low:g}": str(MeanInterval.of(differences(own, low, high)))}
-            row |= {f"best − {low:g}": str(MeanInterval.of(acc - accuracies(trained, name, low)))}
-            row |= {"best accuracy": float(acc.mean()), "at lr": at, f"best − {REPLAY}": "–"}
+        replay = best(all_runs, REPLAY)[1]
+        for name in names(all_runs):
+            runs = all_runs.filter(algorithm=name)
+            best_lr, acc = best(all_runs, name)
+            row: Row = {"algorithm": name, f"{high:g} − {low:g}": str(MeanInterval.of(differences(runs, low, high)))}
+            row |= {f"best − {low:g}": str(MeanInterval.of(acc - accuracies(all_runs, name, low)))}
+            row |= {"best accuracy": float(acc.mean()), "at lr": best_lr, f"best − {REPLAY}": "–"}
             if name != REPLAY and len(replay) == len(acc):
                 row[f"best − {REPLAY}"] = str(MeanInterval.of(acc - replay))
-            row |= {"memory (MB)": common.mean(own, "memory_bytes") / 1e6}
-            table.append(row | {"diverged": f"{len(own) - len(common.finite(own, 'acc'))} of {len(own)}"})
-        found = differences(trained.filter(algorithm="optimal-soft-implicit"), low, high)
-        return Summary(table, f"{verdict(found, low, high)} {_limits_text(rows)}")
+            row |= {"memory (MB)": common.mean(runs, "memory_bytes") / 1e6}
+            table.append(row | {"diverged": f"{len(runs) - len(common.finite(runs, 'acc'))} of {len(runs)}"})
+        implicit_differences = differences(all_runs.filter(algorithm="optimal-soft-implicit"), low, high)
+        return Summary(table, f"{verdict(implicit_differences, low, high)} {_limits_text(rows)}")
 
 
 def differences(rows: pl.DataFrame, low: float, high: float) -> np.ndarray:
@@ -131,17 +131,17 @@ def accuracies(rows: pl.DataFrame, name: str, lr: float) -> np.ndarray:
 
 def complete(rows: pl.DataFrame, name: str) -> dict[float, np.ndarray]:
     """Return an algorithm's accuracies at the learning rates at which no run diverged."""
-    found = {lr: accuracies(rows, name, lr) for lr in distinct(rows, "lr")}
-    return {lr: acc for lr, acc in found.items() if acc.size and np.isfinite(acc).all()}
+    by_lr = {lr: accuracies(rows, name, lr) for lr in distinct(rows, "lr")}
+    return {lr: acc for lr, acc in by_lr.items() if acc.size and np.isfinite(acc).all()}
 
 
 def best(rows: pl.DataFrame, name: str) -> tuple[float, np.ndarray]:
     """Return the learning rate with the best mean accuracy of those at which no run diverged, and its accuracies."""
-    found = complete(rows, name)
-    if not found:
+    by_lr = complete(rows, name)
+    if not by_lr:
         return np.nan, np.full(rows["seed"].n_unique(), np.nan)
-    chosen = max(found, key=lambda lr: found[lr].mean())
-    return chosen, found[chosen]
+    best_lr = max(by_lr, key=lambda lr: by_lr[lr].mean())
+    return best_lr, by_lr[best_lr]
 
 
 def answer(found: np.ndarray) -> str:
@@ -181,10 +181,11 @@ def stability_limits(rows: pl.DataFrame) -> dict[int, float]:
 
 def _limits_text(rows: pl.DataFrame) -> str:
     limits = " and ".join(f"{limit:.3g} after task {t}" for t, limit in stability_limits(rows).items())
-    explicit = rows.filter(pl.col("sharpness").is_null() & (pl.col("algorithm") == "optimal-soft"))
-    failed = explicit.filter(~pl.col("acc").is_finite())
+    explicit_runs = rows.filter(pl.col("sharpness").is_null() & (pl.col("algorithm") == "optimal-soft"))
+    diverged_runs = explicit_runs.filter(~pl.col("acc").is_finite())
     counts = [
-        f"{len(failed.filter(lr=lr))} of {len(explicit.filter(lr=lr))} at {lr:g}" for lr in distinct(failed, "lr")
+        f"{len(diverged_runs.filter(lr=lr))} of {len(explicit_runs.filter(lr=lr))} at {lr:g}"
+        for lr in distinct(diverged_runs, "lr")
     ]
     return (
         f"2 / λ_max of its penalty is {limits}; runs with explicit steps that diverged, by learning rate: "

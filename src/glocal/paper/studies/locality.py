@@ -53,8 +53,8 @@ class Locality:
     def work_items(self, demo: bool) -> list[WorkItem]:
         """The demo has each algorithm once: on rotated digits, or on split ones if it needs new classes."""
         if demo:
-            on = {name: "rotated" if "domain" in a.settings else "split" for name, a in ALGORITHMS.items()}
-            return [{"challenge": f"{kind}-digits", "algorithm": name, **DEMO} for name, kind in on.items()]
+            kinds = {name: "rotated" if "domain" in a.settings else "split" for name, a in ALGORITHMS.items()}
+            return [{"challenge": f"{kind}-digits", "algorithm": name, **DEMO} for name, kind in kinds.items()]
         return [
             {"challenge": f"{kind}-mnist", "algorithm": name, **FULL}
             for kind, setting in SETTINGS.items()
@@ -72,8 +72,8 @@ class Locality:
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         r"""The share of \hat L_o's variance that θ_o explains: ticks at each θ, points for the mean."""
         panels = rows.partition_by("challenge", maintain_order=True)
-        most = max(panel["algorithm"].n_unique() for panel in panels)
-        figure.set_size_inches(4.4 * len(panels) + 0.4, 0.21 * most + 1.3)
+        max_algorithms = max(panel["algorithm"].n_unique() for panel in panels)
+        figure.set_size_inches(4.4 * len(panels) + 0.4, 0.21 * max_algorithms + 1.3)
         for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             _draw_shares(axes, panel)
         marks: list[dict[str, Any]] = [
@@ -87,10 +87,10 @@ class Locality:
     def summarize(self, rows: pl.DataFrame) -> Summary:
         columns = ("challenge", "algorithm", "declared", "found", "explained", "information", "p_value")
         table = rows.filter(probe=0).select(columns)
-        differ = names(table.filter(pl.col("declared") != pl.col("found")))
+        mismatches = names(table.filter(pl.col("declared") != pl.col("found")))
         total = len(names(table))
-        exceptions = f"; it differs for {', '.join(differ)}" if differ else ""
-        agreement = f"{total - len(differ)} of {total} algorithms"
+        exceptions = f"; it differs for {', '.join(mismatches)}" if mismatches else ""
+        agreement = f"{total - len(mismatches)} of {total} algorithms"
         return Summary(table.to_dicts(), f"The test agrees with the declared locality for {agreement}{exceptions}.")
 
 
@@ -188,7 +188,7 @@ class EpsilonRegion(common.RecordedStudy):
         for lr in distinct(rows, "lr"):
             by_direction = {kind: radii.filter(lr=lr, direction=kind) for kind in ("principal", "random", "update")}
             line: Row = {"lr": lr}
-            line |= {f"radius, {kind}": median(column(own, "radius")) for kind, own in by_direction.items()}
+            line |= {f"radius, {kind}": median(column(rays, "radius")) for kind, rays in by_direction.items()}
             line["‖θ_{t+1} − θ_t‖"] = median(column(by_direction["update"], "distance"))
             moments = _known_errors(rows.filter(kind="moment", lr=lr)).partition_by("seed")
             line["smallest ε"] = median([column(run, "smallest").max() for run in moments])
@@ -208,19 +208,19 @@ STUDIES = (Locality(), EpsilonRegion())
 def _radius_rows(trace: TrainingTrace, task: int, principal: int, random: int) -> Iterator[Row]:
     """Radii of Ω^ε_o along rays, for every order and ε; NaN if the run diverged."""
     update = trace.update(task + 1)
-    top, drawn = top_eigenpairs(trace, task, principal).vectors, unit_directions(trace, task, random)
-    directions = torch.cat([top, -top, drawn, update[None]])
-    kinds = ["principal"] * 2 * len(top) + ["random"] * len(drawn) + ["update"]
+    top, random_vectors = top_eigenpairs(trace, task, principal).vectors, unit_directions(trace, task, random)
+    directions = torch.cat([top, -top, random_vectors, update[None]])
+    kinds = ["principal"] * 2 * len(top) + ["random"] * len(random_vectors) + ["update"]
     lengths = directions.norm(dim=1)
-    known = bool(((lengths > 0) & lengths.isfinite()).all())
+    finite = bool(((lengths > 0) & lengths.isfinite()).all())
     # An eigenvector and its opposite have the same curvature.
-    independent = torch.cat([top, drawn, update[None]])
+    independent = torch.cat([top, random_vectors, update[None]])
     for order in (0, 1, 2):
-        exact = known and order == 2
+        exact = finite and order == 2
         expansion = exact_taylor(trace, task, independent) if exact else taylor(trace, task, min(order, 1))
         for epsilon in EPSILONS:
             values = torch.full((len(kinds),), torch.nan)
-            if known:
+            if finite:
                 values = region_radii(trace, task, expansion, directions, epsilon, GRID, tolerance=TOLERANCE)
             for kind, radius in zip(kinds, values.tolist(), strict=True):
                 row: Row = {"kind": "radius", "task": task, "order": order, "epsilon": epsilon, "direction": kind}
@@ -230,11 +230,11 @@ def _radius_rows(trace: TrainingTrace, task: int, principal: int, random: int) -
 def _trajectory_rows(errors: ErrorCurves, tasks: Sequence[int]) -> Iterator[Row]:
     """The largest distance from θ_o before training left Ω^ε_o; inf if it never did."""
     for epsilon in EPSILONS:
-        found = trajectory_radii(errors, epsilon)
-        inside = torch.where(found.first_outside.isinf(), torch.inf, found.last_inside.nan_to_num(nan=0.0))
+        radii = trajectory_radii(errors, epsilon)
+        distances = torch.where(radii.first_outside.isinf(), torch.inf, radii.last_inside.nan_to_num(nan=0.0))
         for o in tasks:
             row: Row = {"kind": "radius", "task": o, "order": 2, "epsilon": epsilon, "direction": "trajectory"}
-            yield row | {"radius": float(inside[o])}
+            yield row | {"radius": float(distances[o])}
 
 
 def _assumption_rows(errors: ErrorCurves, steps_per_task: float) -> Iterator[Row]:
@@ -261,9 +261,9 @@ def _draw_radius_by_epsilon(axes: Axes, rows: pl.DataFrame) -> None:
     lr = lrs[len(lrs) // 2]
     for order, dashes in ORDER_DASHES.items():
         for kind, (_, colour, marker) in list(DIRECTIONS.items())[:3]:
-            own = rows.filter(lr=lr, direction=kind, order=order)
+            radii = rows.filter(lr=lr, direction=kind, order=order)
             style: dict[str, Any] = {"color": colour, "linestyle": dashes, "marker": marker, "markersize": 4}
-            plot_medians(axes, own, "epsilon", "radius", **style)
+            plot_medians(axes, radii, "epsilon", "radius", **style)
         axes.plot([], [], color=FAINT, linestyle=dashes, label=f"order {order}")
     axes.set(title=f"Radius and ε, at learning rate {lr:g}", xscale="log", yscale="log")
     axes.set(xlabel=r"$\varepsilon$", ylabel=r"radius of $\Omega_1^\varepsilon$")
@@ -272,10 +272,10 @@ def _draw_radius_by_epsilon(axes: Axes, rows: pl.DataFrame) -> None:
 def _draw_radius_by_lr(axes: Axes, rows: pl.DataFrame) -> None:
     """Order 2 at one ε, with the distance that training moves in one task."""
     for kind, (label, colour, marker) in DIRECTIONS.items():
-        own = rows.filter(direction=kind)
-        plot_medians(axes, own, "lr", "radius", color=colour, marker=marker, linestyle="-", label=label)
+        radii = rows.filter(direction=kind)
+        plot_medians(axes, radii, "lr", "radius", color=colour, marker=marker, linestyle="-", label=label)
         if kind != "trajectory":
-            band = common.curve(own, "radius", common.median_range)
+            band = common.curve(radii, "radius", common.median_range)
             axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.12, linewidth=0)
     style: dict[str, Any] = {"color": INK, "marker": "x", "linestyle": "--"}
     label = r"$\Vert\theta_2 - \theta_1\Vert$"

@@ -39,8 +39,8 @@ class Retraining:
 
     def work_items(self, demo: bool) -> list[WorkItem]:
         """One item for each algorithm and sequence of angles."""
-        size, chosen, sequences = (DEMO, ALGORITHMS[1:4], SEQUENCES[:2]) if demo else (FULL, ALGORITHMS, SEQUENCES)
-        return [{"algorithm": name, "sequence": sequence, **size} for name in chosen for sequence in sequences]
+        size, algorithms, sequences = (DEMO, ALGORITHMS[1:4], SEQUENCES[:2]) if demo else (FULL, ALGORITHMS, SEQUENCES)
+        return [{"algorithm": name, "sequence": sequence, **size} for name in algorithms for sequence in sequences]
 
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
         row = COLUMN.row(item["algorithm"])
@@ -49,13 +49,15 @@ class Retraining:
         network = common.item_mlp(item)
         runs = common.sweep_item(item, context, challenge, [(row.algorithm, row.options)], network=network)
         values = run_statistics(runs, DEFAULT_VIEW)
-        return [common.run_row(self.columns, item, run, own) for run, own in zip(runs, values, strict=True)]
+        return [
+            common.run_row(self.columns, item, run, statistics) for run, statistics in zip(runs, values, strict=True)
+        ]
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """Ours minus published with intervals, and the margin."""
         figure.set_size_inches(8.6, 4.2)
-        found = {measure: differences(rows, measure) for measure in ("acc", "forgetting")}
-        for axes, (measure, cells) in zip(figure.subplots(1, 2, sharey=True), found.items(), strict=True):
+        intervals = {measure: differences(rows, measure) for measure in ("acc", "forgetting")}
+        for axes, (measure, cells) in zip(figure.subplots(1, 2, sharey=True), intervals.items(), strict=True):
             axes.axvspan(-MARGIN, MARGIN, color=FAINT, alpha=0.15, linewidth=0, label=f"±{MARGIN:g} points")
             axes.axvline(0, color=FAINT, linewidth=0.9)
             for place, difference in enumerate(cells.values()):
@@ -68,21 +70,21 @@ class Retraining:
         legend(figure, [f"±{MARGIN:g} points"], note=f"bars: {LEVEL:.0%} intervals\n")
 
     def summarize(self, rows: pl.DataFrame) -> Summary:
-        found = {measure: differences(rows, measure) for measure in ("acc", "forgetting")}
+        intervals = {measure: differences(rows, measure) for measure in ("acc", "forgetting")}
         table: list[Row] = []
-        for name, lr in found["acc"]:
+        for name, lr in intervals["acc"]:
             row: Row = {"algorithm": name, "lr": lr}
             for measure, title in (("acc", "ACC"), ("forgetting", "FGT")):
-                cell = found[measure][name, lr]
-                own = rows.filter(algorithm=name, lr=lr)
+                cell = intervals[measure][name, lr]
+                cell_rows = rows.filter(algorithm=name, lr=lr)
                 row |= {f"{title}, ours − published": str(cell), title: verdict_of(cell)}
-                row[f"{title}, share of angles"] = share_of_angles(own, measure)
+                row[f"{title}, share of angles"] = share_of_angles(cell_rows, measure)
             table.append(row)
         counts = {
-            kind: sum(verdict_of(cell) == kind for cells in found.values() for cell in cells.values())
+            kind: sum(verdict_of(cell) == kind for cells in intervals.values() for cell in cells.values())
             for kind in ("equivalent", "different", "undecided")
         }
-        total = sum(map(len, found.values()))
+        total = sum(map(len, intervals.values()))
         if not sum(counts.values()):
             return Summary(table, "There are no published numbers for this challenge.")
         text = (
@@ -107,14 +109,16 @@ def estimate(rows: pl.DataFrame, measure: str, ratio: float = 1.0) -> Estimate:
     These runs are assumed to have `ratio` times the variance of ours. Sequences with fewer than two finite runs are
     left out.
     """
-    parts = [column(own, measure) for own in rows.partition_by("sequence", maintain_order=True)]
-    parts = [own[np.isfinite(own)] for own in parts]
-    parts = [own for own in parts if len(own) > 1]
+    parts = [column(part, measure) for part in rows.partition_by("sequence", maintain_order=True)]
+    parts = [values[np.isfinite(values)] for values in parts]
+    parts = [values for values in parts if len(values) > 1]
     if not parts:
         return Estimate(np.nan, np.nan, np.nan)
-    variances = np.array([(ratio + 1 / len(own)) * own.var(ddof=1) for own in parts]) / len(parts) ** 2
-    freedom = variances.sum() ** 2 / sum(v**2 / (len(own) - 1) for v, own in zip(variances, parts, strict=True))
-    return Estimate(float(np.mean([own.mean() for own in parts])), float(np.sqrt(variances.sum())), float(freedom))
+    variances = np.array([(ratio + 1 / len(values)) * values.var(ddof=1) for values in parts]) / len(parts) ** 2
+    freedom = variances.sum() ** 2 / sum(v**2 / (len(values) - 1) for v, values in zip(variances, parts, strict=True))
+    return Estimate(
+        float(np.mean([values.mean() for values in parts])), float(np.sqrt(variances.sum())), float(freedom)
+    )
 
 
 def differences(rows: pl.DataFrame, measure: str, ratio: float = 1.0) -> dict[tuple[str, float], MeanInterval]:
@@ -122,7 +126,7 @@ def differences(rows: pl.DataFrame, measure: str, ratio: float = 1.0) -> dict[tu
 
     `ratio` is the variance of published runs over that of ours.
     """
-    found = {}
+    intervals = {}
     published = set(names(rows, "challenge")) == {COLUMN.challenge}
     for name in names(rows):
         for lr in common.distinct(rows.filter(algorithm=name), "lr"):
@@ -130,8 +134,8 @@ def differences(rows: pl.DataFrame, measure: str, ratio: float = 1.0) -> dict[tu
             cell = COLUMN.published_cell(COLUMN.row(name), lr) if published else None
             difference = ours.mean - (cell[f"{measure}_mean"] if cell else np.nan)
             half = float(stats.t.ppf((1 + LEVEL) / 2, ours.freedom)) * ours.error
-            found[name, lr] = MeanInterval(difference, difference - half, difference + half)
-    return found
+            intervals[name, lr] = MeanInterval(difference, difference - half, difference + half)
+    return intervals
 
 
 def verdict_of(difference: MeanInterval) -> str:
@@ -145,14 +149,14 @@ def verdict_of(difference: MeanInterval) -> str:
 
 def share_of_angles(rows: pl.DataFrame, measure: str) -> float:
     """Return the share of the variance over runs that is between sequences of angles (one-way analysis of variance)."""
-    known = rows.filter(pl.col(measure).is_finite())
-    parts = [column(own, measure) for own in known.partition_by("sequence")]
-    parts = [own for own in parts if len(own) > 1]
+    finite_rows = rows.filter(pl.col(measure).is_finite())
+    parts = [column(part, measure) for part in finite_rows.partition_by("sequence")]
+    parts = [values for values in parts if len(values) > 1]
     if len(parts) < 2:
         return np.nan
-    size = np.mean([len(own) for own in parts])
-    within = np.mean([own.var(ddof=1) for own in parts])
-    between = max(0.0, float(np.var([own.mean() for own in parts], ddof=1) - within / size))
+    size = np.mean([len(values) for values in parts])
+    within = np.mean([values.var(ddof=1) for values in parts])
+    between = max(0.0, float(np.var([values.mean() for values in parts], ddof=1) - within / size))
     return between / (between + within) if between + within > 0 else np.nan
 
 

@@ -73,7 +73,7 @@ class Stability:
         """One item per batch size and algorithm: its regimes differ in scalars only and train as one cohort."""
         size = DEMO if demo else FULL
         regimes = [[r for r, (a, _) in REGIMES.items() if a == b] for b in ("sgd", "stable-sgd")]
-        return [size | {"regimes": own, "batch_size": batch} for batch in BATCH_SIZES for own in regimes]
+        return [size | {"regimes": group, "batch_size": batch} for batch in BATCH_SIZES for group in regimes]
 
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
         algorithms = [REGIMES[regime] for regime in item["regimes"]]
@@ -101,8 +101,8 @@ class Stability:
         for axes, (name, title) in zip((left, right), titles.items(), strict=True):
             common.plot_over_lr(axes, final, name, title)
         for axes, regime in zip(bottom, ("plastic", "stable"), strict=True):
-            for lr in distinct(own := rows.filter(algorithm=regime), "lr"):
-                distances = curve(own.filter(lr=lr), "distance_from_init", x="t")
+            for lr in distinct(regime_rows := rows.filter(algorithm=regime), "lr"):
+                distances = curve(regime_rows.filter(lr=lr), "distance_from_init", x="t")
                 distances.plot(axes, color=colours.to_rgba(np.array(lr)), marker="o", markersize=3, label=f"{lr:g}")
             common.integer_ticks(axes)
             axes.set(title=f"{regime}: distance from the initialisation", xlabel="task $t$")
@@ -121,11 +121,11 @@ class Stability:
         regimes = {name: curve(small.filter(algorithm=name), "forgetting") for name in ("plastic", "stable")}
         plastic, stable = regimes.values()
         _, at_plastic, at_stable = np.intersect1d(plastic.x, stable.x, return_indices=True)
-        less, total = int((stable.middle[at_stable] < plastic.middle[at_plastic]).sum()), len(at_plastic)
-        orders = (f"{rank_correlation(own.x, own.middle):.2f} ({name})" for name, own in regimes.items())
+        wins, total = int((stable.middle[at_stable] < plastic.middle[at_plastic]).sum()), len(at_plastic)
+        orders = (f"{rank_correlation(regime.x, regime.middle):.2f} ({name})" for name, regime in regimes.items())
         verdict = (
-            f"Stable SGD forgets less than plastic SGD at {less} of {total} learning rates: "
-            f"{agreement(less == total > 0)} on that. Rank correlation of forgetting with the learning rate: "
+            f"Stable SGD forgets less than plastic SGD at {wins} of {total} learning rates: "
+            f"{agreement(wins == total > 0)} on that. Rank correlation of forgetting with the learning rate: "
             f"{', '.join(orders)}. Averaged over learning rates and the other parts, "
             f"{'; '.join(f'{part} changes forgetting by {effect}' for part, effect in effects(final).items())} points."
         )
@@ -143,11 +143,11 @@ def effects(final: pl.DataFrame, name: str = "forgetting") -> dict[str, MeanInte
     """
     has_part = {part: pl.col("algorithm").is_in(regimes) for part, regimes in PARTS.items()}
     has_part["a small batch"] = pl.col("batch_size") == pl.col("batch_size").min()
-    values, found = pl.col(name), {}
-    for part, having in has_part.items():
-        difference = values.filter(having).mean() - values.filter(~having).mean()
-        found[part] = MeanInterval.of(column(final.group_by("seed", maintain_order=True).agg(difference), name))
-    return found
+    values, intervals = pl.col(name), {}
+    for part, condition in has_part.items():
+        difference = values.filter(condition).mean() - values.filter(~condition).mean()
+        intervals[part] = MeanInterval.of(column(final.group_by("seed", maintain_order=True).agg(difference), name))
+    return intervals
 
 
 COLUMN = {True: table1.DEMO, False: table1.COLUMNS["rotated-mnist"]}  # by whether it is the demo
@@ -181,7 +181,7 @@ class Tradeoff:
         figure.set_size_inches(9.6, 4.3)
         lrs = distinct(rows, "lr")
         for axes, (name, title) in zip(figure.subplots(1, 2), PANELS.items(), strict=True):
-            points = [_draw_curve(axes, own, name, line, lrs) for own, line in common.by_algorithm(rows)]
+            points = [_draw_curve(axes, runs, name, line, lrs) for runs, line in common.by_algorithm(rows)]
             _set_limits(axes, np.concatenate(points))
             axes.set(title=title, xlabel="forgetting $E(T)$ (points, over $T - 1$ tasks)")
             axes.text(
@@ -207,21 +207,21 @@ class Tradeoff:
         if not count:
             return Summary([], "Runs at two or more learning rates are needed.")
 
-        def change(own: pl.DataFrame, name: str) -> float:
+        def change(runs: pl.DataFrame, name: str) -> float:
             """The mean at the high learning rates minus that at the low ones; NaN if a rate has no finite run."""
-            low, high = ([mean(own.filter(lr=lr), name) for lr in end] for end in (lrs[:count], lrs[-count:]))
+            low, high = ([mean(runs.filter(lr=lr), name) for lr in end] for end in (lrs[:count], lrs[-count:]))
             return float(np.mean(high) - np.mean(low))
 
-        def best(own: pl.DataFrame, name: str) -> float:
+        def best(runs: pl.DataFrame, name: str) -> float:
             """The highest mean accuracy of a learning rate, or that rate."""
-            means = own.filter(pl.col("acc").is_finite()).group_by("lr").agg(pl.col("acc").mean()).sort("lr")
-            best = means["acc"].arg_max()
-            return np.nan if best is None else means[name][best]
+            means = runs.filter(pl.col("acc").is_finite()).group_by("lr").agg(pl.col("acc").mean()).sort("lr")
+            index = means["acc"].arg_max()
+            return np.nan if index is None else means[name][index]
 
         statistics = of_columns(HEADINGS, change) | of_columns({"best final accuracy": "acc", "at lr": "lr"}, best)
         table = common.group(rows, ["algorithm", "locality"], statistics)
         by_kind = {kind: pl.DataFrame(table).filter(locality=kind) for kind in ("global", "local")}
-        gain = {kind: mean(own, "Δ final accuracy") for kind, own in by_kind.items()}
+        gain = {kind: mean(algorithms, "Δ final accuracy") for kind, algorithms in by_kind.items()}
         verdict = (
             f"From the {count} lowest learning rates to the {count} highest the final accuracy of global algorithms "
             f"changes by {gain['global']:+.1f} points and that of local ones by {gain['local']:+.1f}"
@@ -245,20 +245,20 @@ def class_difference(rows: pl.DataFrame) -> tuple[MeanInterval, Permutation, int
     for kind in ("global", "local"):
         parts = rows.filter(pl.col("acc").is_finite(), locality=kind).partition_by("algorithm")
         values = {
-            str(own["algorithm"][0]): {lr: dict(own.filter(lr=lr).select("seed", "acc").iter_rows()) for lr in lrs}
-            for own in parts
+            str(part["algorithm"][0]): {lr: dict(part.filter(lr=lr).select("seed", "acc").iter_rows()) for lr in lrs}
+            for part in parts
         }
         complete = len(lrs) >= 2 * END_LRS
-        sides.append({name: own for name, own in values.items() if complete and low_minus_high_by_seed(own)})
+        sides.append({name: by_lr for name, by_lr in values.items() if complete and low_minus_high_by_seed(by_lr)})
     if not all(sides):
         return None
-    found, seeds = interaction_by_seed(*(list(side.values()) for side in sides))
+    difference, seeds = interaction_by_seed(*(list(side.values()) for side in sides))
     changes = {
-        name: -float(np.mean(list(low_minus_high_by_seed(own).values())))
+        name: -float(np.mean(list(low_minus_high_by_seed(by_lr).values())))
         for side in sides
-        for name, own in side.items()
+        for name, by_lr in side.items()
     }
-    return found, permutation_test(changes, set(sides[0])), seeds
+    return difference, permutation_test(changes, set(sides[0])), seeds
 
 
 def _difference(rows: pl.DataFrame) -> str:
@@ -266,21 +266,25 @@ def _difference(rows: pl.DataFrame) -> str:
     differences = class_difference(rows)
     if differences is None:
         return ""
-    found, by_algorithm, seeds = differences
+    by_seed, by_algorithm, seeds = differences
     if seeds < 2:
         return ": no two seeds, so no interval"
-    settled = found.phrase(agreement(True), agreement(False), "not settled")
-    told = f". The difference, over {seeds} seeds with its 95 % interval, is {found}: {settled} for these algorithms"
-    others = by_algorithm.phrase(agreement(True), agreement(False), "not settled", "not testable, they are too few")
-    return f"{told}. With algorithms as units it is {by_algorithm}: {others} for other algorithms of these classes"
+    verdict = by_seed.phrase(agreement(True), agreement(False), "not settled")
+    text = f". The difference, over {seeds} seeds with its 95 % interval, is {by_seed}: {verdict} for these algorithms"
+    other_verdict = by_algorithm.phrase(
+        agreement(True), agreement(False), "not settled", "not testable, they are too few"
+    )
+    return (
+        f"{text}. With algorithms as units it is {by_algorithm}: {other_verdict} for other algorithms of these classes"
+    )
 
 
 def _draw_curve(axes: Axes, rows: pl.DataFrame, name: str, style: LineStyle, lrs: list[float]) -> np.ndarray:
-    known = rows.filter(pl.col("acc").is_finite())
-    x, y = curve(known, "forgetting"), curve(known, name)
+    finite_rows = rows.filter(pl.col("acc").is_finite())
+    x, y = curve(finite_rows, "forgetting"), curve(finite_rows, name)
     sizes = [16 + 64 * lrs.index(lr) / max(len(lrs) - 1, 1) for lr in x.x]
-    across, up = (np.array([part.middle, part.high - part.middle]) for part in (x, y))
-    draw_path(axes, across, up, style, sizes, common.label(rows))
+    x_path, y_path = (np.array([part.middle, part.high - part.middle]) for part in (x, y))
+    draw_path(axes, x_path, y_path, style, sizes, common.label(rows))
     return np.stack([x.middle, y.middle], axis=1)
 
 

@@ -91,38 +91,38 @@ class Theorem1Study(TheoremStudy):
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """A panel for each algorithm: E(t) against the quadratic form, in runs that did not diverge."""
-        known = common.complete_runs(rows, "measured")
-        algorithms = (rows if known.is_empty() else known).partition_by("algorithm", maintain_order=True)
+        finite_rows = common.complete_runs(rows, "measured")
+        algorithms = (rows if finite_rows.is_empty() else finite_rows).partition_by("algorithm", maintain_order=True)
         figure.set_size_inches(2.3 * len(algorithms) + 1.0, 2.9)
         panels, colours = figure.subplots(1, len(algorithms), squeeze=False)[0], common.lr_colours(rows)
-        for axes, own in zip(panels, algorithms, strict=True):
-            _scatter(axes, own, colours)
+        for axes, algorithm_rows in zip(panels, algorithms, strict=True):
+            _scatter(axes, algorithm_rows, colours)
         panels[0].legend(loc="lower right", handletextpad=0.1, borderpad=0.2)
         panels[0].set_ylabel(r"forgetting $E(t)$, in loss")
         common.lr_colour_bar(figure, colours, panels, rows)
 
     def summarize(self, rows: pl.DataFrame) -> Summary:
-        known = common.complete_runs(rows, "measured")
-        second, later = known.filter(t=2), known.filter(pl.col("t") != 2)
+        finite_rows = common.complete_runs(rows, "measured")
+        second, later = finite_rows.filter(t=2), finite_rows.filter(pl.col("t") != 2)
         table = group(
             second.sort("lr", maintain_order=True),
             ["lr"],
             {
                 **of_columns({"E(2)": "measured", "½ Δᵀ H̄ Δ": "quadratic"}),
-                "E(2) < 0 (%)": lambda own: 100 * float((column(own, "measured") < 0).mean()),
-                f"within a factor of {FACTOR:g} (%)": lambda own: percent_within(own, "quadratic"),
-                "second order within it (%)": lambda own: percent_within(own, "second_order"),
-                "rank correlation": lambda own: common.rank_correlation(*(column(own, n) for n in SIDES)),
+                "E(2) < 0 (%)": lambda part: 100 * float((column(part, "measured") < 0).mean()),
+                f"within a factor of {FACTOR:g} (%)": lambda part: percent_within(part, "quadratic"),
+                "second order within it (%)": lambda part: percent_within(part, "second_order"),
+                "rank correlation": lambda part: common.rank_correlation(*(column(part, n) for n in SIDES)),
                 **of_columns({"largest ‖∇L_o(θ_o)‖": "gradient_norm"}),
-                "largest distance of solutions": lambda own: finite_median(own, "reach") ** (1 / 3),
+                "largest distance of solutions": lambda part: finite_median(part, "reach") ** (1 / 3),
             },
         )
         if second.is_empty():
             return Summary(table, "No run has a finite loss.")
-        after = f" (after later tasks {percent_within(later, 'quadratic'):.0f} %)" if len(later) else ""
+        later_text = f" (after later tasks {percent_within(later, 'quadratic'):.0f} %)" if len(later) else ""
         verdict = (
             f"The quadratic form of Theorem 4.1 is within a factor of {FACTOR:g} of E(2) in "
-            f"{percent_within(second, 'quadratic'):.0f} % of {len(second)} runs{after}."
+            f"{percent_within(second, 'quadratic'):.0f} % of {len(second)} runs{later_text}."
         )
         return Summary(table, verdict + common.diverged_note(rows, "measured"))
 
@@ -242,13 +242,13 @@ class TrueLabel:
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
         if item["part"] == "equal split":
             cases = [(k, torch.tensor([p], dtype=torch.float64)) for k in item["classes"] for p in item["confidences"]]
-            known: list[Row] = [{"part": "equal split", "classes": k} for k, _ in cases]
-            return [row | UNKNOWN | equal_split(p, k).medians() for row, (k, p) in zip(known, cases, strict=True)]
+            base_rows: list[Row] = [{"part": "equal split", "classes": k} for k, _ in cases]
+            return [row | UNKNOWN | equal_split(p, k).medians() for row, (k, p) in zip(base_rows, cases, strict=True)]
         challenge = restrict_classes(common.make_challenge(item, context), item["classes"])
         item = UNKNOWN | {"algorithm": "sgd"} | item
         if item["part"] == "entries":
-            recorded = common.record_item(item, context, challenge)
-            return [common.run_row(self.columns, item, m, _mean_entries(run.trace)) for m, run in recorded]
+            recorded_runs = common.record_item(item, context, challenge)
+            return [common.run_row(self.columns, item, m, _mean_entries(run.trace)) for m, run in recorded_runs]
         algorithm = item["algorithm"], {} if item["algorithm"] == "sgd" else {"slots": item["slots"]}
         runs = common.sweep_item(item, context, challenge, [algorithm], train_eval=item["examples"])
         return [common.run_row(self.columns, item, run, {k: 100 * summary(run)[k] for k in RUN}) for run in runs]
@@ -266,22 +266,22 @@ class TrueLabel:
             _draw_entries(axes, rows, name)
             axes.set_title(title)
         for axes, k in zip(bottom, classes, strict=True):
-            own = runs.filter(classes=k)
-            base = common.curve(own.filter(algorithm="sgd"), "forgetting").middle
+            class_runs = runs.filter(classes=k)
+            base = common.curve(class_runs.filter(algorithm="sgd"), "forgetting").middle
             note = f" (sgd: {base.min():.1f} to {base.max():.1f})" if base.size else ""
-            common.plot_over_lr(axes, relative_to_sgd(own), "forgetting", f"$K = {k:g}${note}")
+            common.plot_over_lr(axes, relative_to_sgd(class_runs), "forgetting", f"$K = {k:g}${note}")
         bottom[0].set_ylabel("forgetting − that of sgd (points)")
         legend(figure, common.legend_order(runs), note="forgetting at\nequal memory\n")
 
     def summarize(self, rows: pl.DataFrame) -> Summary:
         runs, table, parts = rows.filter(part="forgetting"), [], []
         for k in distinct(runs, "classes"):
-            own, entries = runs.filter(classes=k), rows.filter(part="entries", classes=k)
+            class_runs, entries = runs.filter(classes=k), rows.filter(part="entries", classes=k)
             line: Row = {"classes": int(k)}
-            line |= {f"forgetting, {a}": mean(own.filter(algorithm=a), "forgetting") for a in names(runs)}
+            line |= {f"forgetting, {a}": mean(class_runs.filter(algorithm=a), "forgetting") for a in names(runs)}
             line |= {"entry / next": mean(entries, "dominance")}
             table.append(line | {"% of the trace": 100 * mean(entries, "of_total_trace")})
-            low, high = confidence_interval(variant_differences(own))
+            low, high = confidence_interval(variant_differences(class_runs))
             sign = "more" if low > 0 else "less" if high < 0 else "neither more nor less (95 % interval)"
             parts.append(f"{sign} at K = {k:g}")
         verdict = f"OGD-GTL forgets {', '.join(parts)} than full OGD at equal memory."
@@ -297,8 +297,8 @@ def restrict_classes(challenge: Challenge, classes: int) -> Challenge:
         return challenge
 
     def make_task(index: int, seed: int, device: torch.device | None = None) -> Task:
-        task, kept = challenge.task(index, seed, device), tuple(range(classes))
-        return Task(select_classes(task.train, kept), select_classes(task.test, kept), kept)
+        task, labels = challenge.task(index, seed, device), tuple(range(classes))
+        return Task(select_classes(task.train, labels), select_classes(task.test, labels), labels)
 
     options = {**challenge.options, "classes": classes}
     name = f"{challenge.name}-{classes}"
@@ -315,8 +315,10 @@ def relative_to_sgd(runs: pl.DataFrame) -> pl.DataFrame:
 
 def variant_differences(runs: pl.DataFrame) -> list[float]:
     """Return the forgetting of OGD-GTL minus that of full OGD for every seed, averaged over learning rates."""
-    seeds = [own for _, own in runs.group_by("seed", maintain_order=True)]
-    label, full = ([mean(own.filter(algorithm=a), "forgetting") for own in seeds] for a in ("ogd-gtl", "ogd"))
+    seeds = [seed_runs for _, seed_runs in runs.group_by("seed", maintain_order=True)]
+    label, full = (
+        [mean(seed_runs.filter(algorithm=a), "forgetting") for seed_runs in seeds] for a in ("ogd-gtl", "ogd")
+    )
     differences = np.subtract(label, full)
     return differences[np.isfinite(differences)].tolist()
 
@@ -332,9 +334,9 @@ def _draw_entries(axes: Axes, rows: pl.DataFrame, name: str) -> None:
     factor = 1 if name == "dominance" else 100
     closed, entries = rows.filter(part="equal split"), rows.filter(part="entries")
     for confidence, dashes in zip(distinct(closed, "confidence"), ((0, (1, 1)), (0, (4, 1.5)), "-"), strict=False):
-        own = closed.filter(confidence=confidence)
+        confidence_rows = closed.filter(confidence=confidence)
         style: dict[str, Any] = {"color": FAINT, "linewidth": 1.1, "label": f"equal split, $p_y = {confidence:g}$"}
-        axes.plot(own["classes"], factor * own[name], linestyle=dashes, **style)
+        axes.plot(confidence_rows["classes"], factor * confidence_rows[name], linestyle=dashes, **style)
     if len(entries):
         style = {"c": common.lr_colours(entries).to_rgba(column(entries, "lr")), "edgecolors": "white"}
         style |= {"s": 16, "linewidths": 0.4, "zorder": 3, "label": "trained networks"}

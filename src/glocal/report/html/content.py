@@ -83,19 +83,19 @@ def overview(store: StoreContent) -> list[tuple[str, str]]:
     seconds, memory = ([run.info["cost"][name] for run in runs] for name in ("seconds", "memory_bytes"))
     versions = Counter(", ".join(f"{k} {v}" for k, v in run.info["versions"].items()) for run in runs)
     ends = sorted(str(run.info.get("finished", ""))[:16].replace("T", " ") for run in runs)
-    named = {"challenges": "challenge", "networks": "network", "algorithms": "label", "optimisers": "optimizer"}
-    named |= {
+    setting_names = {"challenges": "challenge", "networks": "network", "algorithms": "label", "optimisers": "optimizer"}
+    setting_names |= {
         "learning rates": "lr",
         "seeds": "seed",
         "tasks": "tasks",
         "epochs": "epochs",
         "batch sizes": "batch_size",
     }
-    named |= {"precision": "precision"}
+    setting_names |= {"precision": "precision"}
     rows = [("runs", ", ".join(parts))]
-    rows += [(title, _values(run.settings[name] for run in runs)) for title, name in named.items()]
-    held = decimal(max(memory, default=0))
-    rows += [("cost", f"{format_time(sum(seconds))} of training; algorithms held at most {held}")]
+    rows += [(title, _values(run.settings[name] for run in runs)) for title, name in setting_names.items()]
+    peak_memory = decimal(max(memory, default=0))
+    rows += [("cost", f"{format_time(sum(seconds))} of training; algorithms held at most {peak_memory}")]
     rows += [("versions", "; ".join(text for text in versions if text) or "unknown")]
     rows += [("finished", f"{ends[0]} to {ends[-1]} UTC")] if ends and ends[0] else []
     return rows
@@ -110,7 +110,7 @@ def _values(values: Iterable[Any]) -> str:
 
 def problems(store: StoreContent) -> list[tuple[str, str]]:
     """Return the runs that diverged, the cohorts that failed and the notes of runs, with what is known of them."""
-    found = [
+    entries = [
         (
             run_name(run),
             f"{run.algorithm} on {run.challenge}, lr {format_lr(run.lr)}, seed {run.seed}, diverged {run.diverged}.",
@@ -119,10 +119,10 @@ def problems(store: StoreContent) -> list[tuple[str, str]]:
         if run.diverged is not None
     ]
     for cohort in store.status.failures:
-        again = f"`glocal work {store.name} --retry-failed` trains them again."
-        found.append((f"{len(cohort.hashes)} runs failed", f"{cohort.failed} {again}"))
+        advice = f"`glocal work {store.name} --retry-failed` trains them again."
+        entries.append((f"{len(cohort.hashes)} runs failed", f"{cohort.failed} {advice}"))
     notes = Counter(str(note) for run in store.runs for note in run.info["notes"])
-    return found + [(f"{count} runs" if count > 1 else "1 run", note) for note, count in notes.items()]
+    return entries + [(f"{count} runs" if count > 1 else "1 run", note) for note, count in notes.items()]
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Examined:
             for t in range(o + 1, n)
         ]
         spectrum = [
-            {"task": o + 1, "value": _number(x)} for o, own in enumerate(result.eigenvalues.tolist()) for x in own
+            {"task": o + 1, "value": _number(x)} for o, values in enumerate(result.eigenvalues.tolist()) for x in values
         ]
         return {"pairs": pairs, "eigenvalues": spectrum}
 
@@ -197,10 +197,10 @@ def chart_data(stores: Sequence[StoreContent]) -> dict[str, Any]:
     """Return what the charts show, for JSON: NaN and infinity are None."""
     groups = joined_groups(stores)
     runs = [run for group in groups for run in group.runs]
-    best = {id(best_group(own, DEFAULT_VIEW)) for own in split_groups(groups, "challenge", "title")}
+    best = {id(best_group(members, DEFAULT_VIEW)) for members in split_groups(groups, "challenge", "title")}
     return {
         "families": _families(runs),
-        "challenges": [_challenge(own) for own in split_groups(groups, "challenge")],
+        "challenges": [_challenge(members) for members in split_groups(groups, "challenge")],
         "groups": [_group(group, id(group) in best) for group in groups],
         "runs": [_run(run, number, group) for number, group in enumerate(groups) for run in group.runs],
         "options": [_option(name, stores, groups) for name in swept(runs)],
@@ -209,7 +209,7 @@ def chart_data(stores: Sequence[StoreContent]) -> dict[str, Any]:
 
 def _statistics(group: Group) -> dict[int, dict[str, float]]:
     """Return the statistics of each seed that did not diverge, with the accuracy or loss as 'metric'."""
-    return {seed: {**own, "metric": own[group.metric]} for seed, own in group.by_seed(DEFAULT_VIEW).items()}
+    return {seed: {**values, "metric": values[group.metric]} for seed, values in group.by_seed(DEFAULT_VIEW).items()}
 
 
 def _families(runs: Iterable[Run]) -> list[dict[str, Any]]:
@@ -263,13 +263,13 @@ def _group(group: Group, best: bool) -> dict[str, Any]:
 
 def _run(run: Run, number: int, group: Group) -> dict[str, Any]:
     """Return a run: its name, the number of its group, its statistics and its matrix."""
-    own = _statistics(group).get(run.seed, {}) if run.diverged is None else {}
+    statistics = _statistics(group).get(run.seed, {}) if run.diverged is None else {}
     rows, columns = [*_spread(run.tasks + 1, MAX_TASKS + 1)], [*_spread(run.tasks, MAX_TASKS)]
     return {
         "name": run_name(run),
         "group": number,
         "seed": run.seed,
-        **{name: _number(own.get(name)) for name in SHOWN},
+        **{name: _number(statistics.get(name)) for name in SHOWN},
         "rows": rows,
         "columns": [o + 1 for o in columns],
         "matrix": [[_number(x) for x in row] for row in metrics.shown_matrix(run)[np.ix_(rows, columns)]],
@@ -293,15 +293,15 @@ def _option(name: str, stores: Sequence[StoreContent], groups: Sequence[Group]) 
     series: list[dict[str, Any]] = []
     place: dict[int, tuple[int, Any]] = {}
     for store in stores:
-        having = [run for run in store.runs if run.settings.get(name) is not None]
-        for own in split_groups(group_runs(having, name), "challenge", "title"):
-            members = [(run, group.x) for group in own for run in group.runs]
+        store_runs = [run for run in store.runs if run.settings.get(name) is not None]
+        for series_groups in split_groups(group_runs(store_runs, name), "challenge", "title"):
+            members = [(run, group.x) for group in series_groups for run in group.runs]
             place |= {id(run): (len(series), x) for run, x in members}
             challenges = sorted({labels[id(run)] for run, _ in members if id(run) in labels})
-            rows = [{"x": group.x, "seeds": len(group.finished), **_intervals(group)} for group in own]
-            names = {"family": family(members[0][0]), "algorithm": own[0].algorithm}
+            rows = [{"x": group.x, "seeds": len(group.finished), **_intervals(group)} for group in series_groups]
+            names = {"family": family(members[0][0]), "algorithm": series_groups[0].algorithm}
             series.append({**names, "challenges": challenges, "rows": rows})
-    values = [row["x"] for own in series for row in own["rows"]]
+    values = [row["x"] for entry in series for row in entry["rows"]]
     numeric = all(map(is_number, values))
     wide = numeric and min(values) > 0 and max(values) >= 10 * min(values)
     places = [place.get(id(run), (None, None)) for group in groups for run in group.runs]
@@ -315,7 +315,7 @@ def _option(name: str, stores: Sequence[StoreContent], groups: Sequence[Group]) 
 
 
 def _intervals(group: Group) -> dict[str, list[float | None]]:
-    return {name: _interval([own[name] for own in _statistics(group).values()]) for name in SHOWN}
+    return {name: _interval([values[name] for values in _statistics(group).values()]) for name in SHOWN}
 
 
 def changes(first: StoreContent, second: StoreContent) -> tuple[list[str], list[dict[str, Any]]]:
@@ -325,25 +325,28 @@ def changes(first: StoreContent, second: StoreContent) -> tuple[list[str], list[
         Sentences on what differs, and a row for every group and statistic: the mean difference, second − first, over
         the seeds that finished in both, with its paired t-interval.
     """
-    groups = [{(g.challenge, g.locality, g.algorithm, g.lr): g for g in own} for own in aligned_groups([first, second])]
-    both = [key for key in groups[0] if key in groups[1]]
-    alone = [groups[0].keys() - groups[1].keys(), groups[1].keys() - groups[0].keys()]
+    groups = [
+        {(g.challenge, g.locality, g.algorithm, g.lr): g for g in members}
+        for members in aligned_groups([first, second])
+    ]
+    shared_keys = [key for key in groups[0] if key in groups[1]]
+    lone_keys = [groups[0].keys() - groups[1].keys(), groups[1].keys() - groups[0].keys()]
     notes = [
         f"{len(keys)} of {len(store.groups)} groups are in {store.name} alone."
-        for store, keys in zip((first, second), alone, strict=True)
+        for store, keys in zip((first, second), lone_keys, strict=True)
         if keys
     ]
-    several = len({challenge for challenge, *_ in both}) > 1
-    differing: Counter[str] = Counter()
+    several = len({challenge for challenge, *_ in shared_keys}) > 1
+    counts: Counter[str] = Counter()
     rows = []
-    for key in both:
+    for key in shared_keys:
         old, new = groups[0][key], groups[1][key]
-        differing.update(_differences(old.runs[0], new.runs[0]))
+        counts.update(_differences(old.runs[0], new.runs[0]))
         statistics = _statistics(old), _statistics(new)
         seeds = sorted(statistics[0].keys() & statistics[1].keys())
         for name in SHOWN:
-            same = name == "distance" or old.metric == new.metric  # an accuracy and a loss have no difference
-            differences = [statistics[1][s][name] - statistics[0][s][name] for s in seeds if same]
+            is_comparable = name == "distance" or old.metric == new.metric  # an accuracy and a loss have no difference
+            differences = [statistics[1][s][name] - statistics[0][s][name] for s in seeds if is_comparable]
             mean, low, high = _interval(differences)
             label = f"{old.challenge}: {old.title}" if several else old.title
             rows.append(
@@ -356,15 +359,15 @@ def changes(first: StoreContent, second: StoreContent) -> tuple[list[str], list[
                 }
             )
             rows[-1] |= {"mean": mean, "low": low, "high": high, "algorithm": old.algorithm, "lr": old.lr}
-    notes += [f"{text} ({count} of {len(both)} groups)." for text, count in differing.items()]
-    return notes + (["The settings of all groups in both are equal."] if both and not differing else []), rows
+    notes += [f"{text} ({count} of {len(shared_keys)} groups)." for text, count in counts.items()]
+    return notes + (["The settings of all groups in both are equal."] if shared_keys and not counts else []), rows
 
 
 def _differences(old: Run, new: Run) -> list[str]:
     """Return the settings and versions in which two runs of different stores differ."""
-    flat = [tree.flatten({**r.config, "seed": 0, "parent": {}, "versions": r.info["versions"]}) for r in (old, new)]
-    names = dict.fromkeys([*flat[0], *flat[1]])
-    texts = {name: [as_text(own[name]) if name in own else "absent" for own in flat] for name in names}
+    settings = [tree.flatten({**r.config, "seed": 0, "parent": {}, "versions": r.info["versions"]}) for r in (old, new)]
+    names = dict.fromkeys([*settings[0], *settings[1]])
+    texts = {name: [as_text(values[name]) if name in values else "absent" for values in settings] for name in names}
     return [f"{name}: {a} → {b}" for name, (a, b) in texts.items() if a != b]
 
 
@@ -372,13 +375,13 @@ def change_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Lay out the rows of `changes`: one line per group, a difference and an interval for each statistic."""
     sections = []
     for start in range(0, len(rows), len(SHOWN)):
-        own = rows[start : start + len(SHOWN)]
-        cells = [Cell(format_lr(own[0]["lr"])), Cell(str(own[0]["seeds"]))]
-        for row in own:
+        group_rows = rows[start : start + len(SHOWN)]
+        cells = [Cell(format_lr(group_rows[0]["lr"])), Cell(str(group_rows[0]["seeds"]))]
+        for row in group_rows:
             bounds = ABSENT if row["low"] is None else f"[{signed(row['low'])}, {signed(row['high'])}]"
-            settled = row["low"] is not None and not row["low"] <= 0 <= row["high"]
-            cells += [Cell(signed(row["mean"]), marked=settled), Cell(bounds)]
-        sections.append(Section(str(own[0]["label"]), "", (tuple(cells),)))
+            excludes_zero = row["low"] is not None and not row["low"] <= 0 <= row["high"]
+            cells += [Cell(signed(row["mean"]), marked=excludes_zero), Cell(bounds)]
+        sections.append(Section(str(group_rows[0]["label"]), "", (tuple(cells),)))
     titles = {"metric": "accuracy or loss", "forgetting": "forgetting", "distance": "distance"}
     columns = [Column("lr"), Column("seeds")]
     columns += [Column(name, titles[statistic]) for statistic in SHOWN for name in ("difference", INTERVAL)]

@@ -45,7 +45,7 @@ def render_page(stores: Sequence[StoreContent], lens: Sequence[Examined] = ()) -
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "ensure_ascii": False, "separators": (",", ":")}
     environment.filters["consecutive"] = lambda columns: [
-        (g, [*own]) for g, own in groupby(columns, attrgetter("group"))
+        (g, [*members]) for g, members in groupby(columns, attrgetter("group"))
     ]
     groups = content.joined_groups(stores)
     data: dict[str, Any] = {"charts": specifications(), **content.chart_data(stores)}
