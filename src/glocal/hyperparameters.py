@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import cached_property
 from numbers import Real
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -10,7 +11,17 @@ from glocal.errors import require, require_known
 
 
 def scalars(options: Any) -> dict[str, float]:
-    """Return the float fields, in which runs of one cohort may differ."""
+    """Return the float fields, in which runs of one cohort may differ.
+
+    There are none if more than the fields would have to differ, for a cohort has one object, whose fields are replaced:
+    attributes that are computed from them, or the network that a user's algorithm makes.
+    """
+    kind = type(options)
+    computed = vars(options).keys() - {f.name for f in fields(options)}
+    cached = any(isinstance(part, cached_property) for base in kind.mro() for part in vars(base).values())
+    own_network = not getattr(kind, "network", scalars).__module__.startswith("glocal.")
+    if computed or cached or own_network:
+        return {}
     return {f.name: getattr(options, f.name) for f in fields(options) if f.type in ("float", float)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -142,6 +143,21 @@ def test_a_network_is_named_by_what_it_makes(tmp_path: Path) -> None:
     assert names[0] == names[2] != names[1]
     partials = [resolve.network(partial(mlp, hidden=(w,)), challenge).config for w in (5, 6, 5)]
     assert partials[0] == partials[2] != partials[1]
+
+
+def test_frozen_parameters_are_part_of_a_networks_name() -> None:
+    """Also those of a network that a function copies."""
+    challenge, backbone = make("rotated-digits", tasks=2), nn.Linear(784, 5)
+
+    def network(shape: Any, outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), copy.deepcopy(backbone), nn.Linear(5, outputs))
+
+    configs, sources = [], []
+    for trainable in (True, False, True):
+        backbone.requires_grad_(trainable)
+        configs.append(resolve.network(network, challenge).config)
+        sources.append(resolve.source_hash(network))
+    assert configs[0] == configs[2] != configs[1] and sources[0] == sources[2] != sources[1]
 
 
 def test_a_challenge_is_named_by_its_outputs_and_setting() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ import torch
 from torch import nn
 
 import glocal
-from glocal.algorithms import EWC
+from glocal.algorithms import EWC, SGD
 from glocal.files import read_tensors
 from glocal.paper import results
 from glocal.store.store import Store
@@ -259,3 +261,55 @@ def test_the_store_holds_no_pickle(tmp_path: Path) -> None:
     glocal.sweep("split-digits", ["er"], [0.1], [1], store=tmp_path / "s", keep_parameters=True, **QUICK)
     suffixes = {p.suffix for p in (tmp_path / "s").rglob("*") if p.is_file() and p.name != ".lock"}
     assert suffixes == {".json", ".safetensors"}
+
+
+@dataclass(frozen=True)
+class Dropped(SGD):
+    """Makes the network from an option."""
+
+    name: ClassVar[str] = "dropped"
+    rate: float = 0.0
+
+    def network(self, make: Any, tasks: int) -> Any:
+        return lambda shape, outputs: nn.Sequential(make(shape, outputs), nn.Dropout(self.rate))
+
+
+@dataclass(frozen=True)
+class Halved(SGD):
+    """Derives an attribute from an option."""
+
+    name: ClassVar[str] = "halved"
+    rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "half", self.rate / 2)
+
+    def objective(self, model: Any, params: Any, memory: Any, batch: Any) -> Any:
+        decay = sum(p.square().sum() for p in params.values())
+        return model.loss(params, batch.x, batch.y) + self.half * decay  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Cached(SGD):
+    name: ClassVar[str] = "cached"
+    rate: float = 0.0
+
+    @cached_property
+    def half(self) -> float:
+        return self.rate / 2
+
+    def init(self, model: Any, params: Any, example: Any) -> Any:
+        return {"half": torch.tensor(self.half)}
+
+    objective = Halved.objective
+
+
+@pytest.mark.parametrize("algorithm", [Dropped, Halved, Cached])
+def test_what_is_computed_from_options_is_every_runs_own(algorithm: Any, tmp_path: Path) -> None:
+    """Beside other values of the option as alone, and not the same for all."""
+    grid = [algorithm(rate=rate) for rate in (0.0, 0.5, 0.9)]
+    options: Any = {"tasks": 1, "epochs": 1, "train_eval": 50}
+    together = glocal.sweep("rotated-digits", grid, [0.1], [1], store=tmp_path / "together", **options)
+    alone = glocal.sweep("rotated-digits", grid, [0.1], [1], store=tmp_path / "alone", cohort_size=1, **options)
+    losses = [[float(run.arrays["epoch_loss"][0, 0]) for run in runs] for runs in (together, alone)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5) and len({round(x, 4) for x in losses[0]}) == 3

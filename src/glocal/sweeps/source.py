@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from glocal.errors import GlocalError
 
@@ -81,6 +82,8 @@ class _Text:
         if isinstance(value, torch.Tensor):
             data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
             text = f"tensor {value.dtype} {tuple(value.shape)} {hashlib.sha256(data.tobytes()).hexdigest()}"
+            if value.requires_grad != isinstance(value, nn.Parameter):
+                text += " trainable" if value.requires_grad else " frozen"
             plain = _from_library(kind) and not vars(value)
             return text if plain else f"{text} {self.describe((kind, vars(value)), place)}"
         if isinstance(value, ModuleType) and is_installed(value.__name__):
