@@ -48,7 +48,8 @@ def reference_gradient(model: Model, params: Params, x: Tensor, y: Tensor) -> Te
 
 
 def directed(agem: AGEM, model: Model, params: Params, memory: Memory, grads: Params, seed: int = 0) -> Tensor:
-    batch = batch_of(examples(BATCH, 9), seed, 2)
+    x, y = examples(BATCH, 9)
+    batch = batch_of((x.to(memory["x"].dtype), y), seed, 2)
     return flat(agem.direction(model, grads, params, memory, batch))
 
 

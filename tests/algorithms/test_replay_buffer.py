@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import by_hand
 import numpy as np
 import pytest
@@ -10,12 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from small_problems import CLASSES, batch_of, double_model, elsewhere, examples
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional
 
+import glocal
+from glocal import losses
 from glocal.algorithms import replay_buffer
 from glocal.algorithms.algorithm import Batch, Memory
+from glocal.challenges import from_tasks
+from glocal.networks.model import Model
 from glocal.tree import select, stack
 
 QUICK = settings(deadline=None, max_examples=60, derandomize=True)
@@ -141,3 +148,37 @@ def test_the_spare_row_is_never_read() -> None:
     memory["x"][-1], memory["y"][-1], memory["task"][-1] = torch.nan, CLASSES - 1, 0
     after = replay_buffer.task_loss(model, memory, 0)(params), *replay_buffer.draw(memory, 4, key)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+class UnitLength(nn.Module):
+    """Not defined for an input of zeros."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x / x.norm(dim=1, keepdim=True))
+
+
+@pytest.mark.parametrize("name", ["er", "agem", "der", "derpp"])
+def test_empty_rows_are_no_inputs_of_the_network(name: str, tmp_path: Path) -> None:
+    """The first epoch of one step has nothing to replay, and is plain SGD's."""
+    x = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
+    data = [((x, torch.arange(24) % 2),) * 2] * 2
+    made = from_tasks("small", data, setting="domain")
+    options: Any = {"network": lambda shape, outputs: UnitLength(outputs), "batch_size": 24, "epochs": 1}
+    run, plain = glocal.sweep(made, [name, "sgd"], [0.1], [1], store=tmp_path, **options)
+    assert run.diverged is None and np.isfinite(run.arrays["epoch_loss"]).all()
+    assert run.arrays["epoch_loss"][0, 0] == pytest.approx(plain.arrays["epoch_loss"][0, 0])
+
+
+def test_the_stored_loss_of_a_task_leaves_empty_rows_out() -> None:
+    module = UnitLength(3)
+    model = Model(module, losses.get("cross-entropy"))
+    params = {k: p.detach() for k, p in module.named_parameters()}
+    x, y = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)), torch.arange(5) % 3
+    batch = Batch(x, y, torch.tensor(1), torch.tensor(0))
+    memory = replay_buffer.reservoir(replay_buffer.empty(9, batch), batch)
+    value = replay_buffer.task_loss(model, memory, 1)(params)
+    torch.testing.assert_close(value, functional.cross_entropy(module(x), y))

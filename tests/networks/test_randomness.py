@@ -98,6 +98,22 @@ def test_attention_drops_its_weights(need_weights: bool, causal: bool) -> None:
     assert float(kept[weights > 0].float().mean()) == pytest.approx(0.5, abs=0.05)
 
 
+def test_attention_to_nothing_is_zero_as_in_torch() -> None:
+    """The second example has no key. A dropout that drops none must give torch's output and gradient."""
+    query = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    mask = torch.tensor([[True, True, False], [False, False, False]])[:, None, :]
+
+    def attend(dropout: float) -> tuple[Tensor, Tensor]:
+        attention = functional.scaled_dot_product_attention
+        output = drawn(lambda: attention(query, query, query, mask, dropout))
+        (gradient,) = torch.autograd.grad(output.square().sum(), query)
+        return output, gradient
+
+    for value, expected in zip(attend(1e-9), attend(0.0), strict=True):
+        assert not expected.isnan().any() and not expected[1].any()
+        torch.testing.assert_close(value, expected)
+
+
 class Noisy(nn.Module):
     def __init__(self) -> None:
         super().__init__()

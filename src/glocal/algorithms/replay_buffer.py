@@ -70,21 +70,24 @@ def draw(memory: Memory, count: int, key: Tensor, ordered: bool = False) -> Repl
 def sample_replay(model: Model, batch: Batch, memory: Memory, count: int, key: Tensor) -> Replay:
     """Draw a replay batch for a forward pass, augmented anew.
 
-    BatchNorm's statistics include rows of weight 0, so with BatchNorm such rows are copied from the current batch.
+    Rows of weight 0 are copied from the current batch: BatchNorm's statistics include them, and zeros may be no valid
+    input, with outputs that are not finite.
     """
     # Augmentation uses random numbers by position, so the order must not depend on the device.
     replay = draw(memory, count, key, ordered=model.transform.augmentation is not None)
-    if model.has_batchnorm:
-        substitutes = torch.arange(replay.weight.shape[0], device=batch.y.device) % batch.y.shape[0]
-        stored = (replay.weight > 0).view(-1, *[1] * (batch.x.dim() - 1))
-        replay = replay._replace(x=torch.where(stored, replay.x, take(batch.stored, substitutes)))
-    return replay._replace(x=model.prepare(replay.x))
+    substitutes = torch.arange(replay.weight.shape[0], device=batch.y.device) % batch.y.shape[0]
+    stored = (replay.weight > 0).view(-1, *[1] * (batch.stored.dim() - 1))
+    x = torch.where(stored, replay.x, take(batch.stored, substitutes))
+    return replay._replace(x=model.prepare(x))
 
 
 def task_loss(model: Model, memory: Memory, task: int) -> Approximation:
     r"""Return \hat L_o of Eq. replay-approx, (1/|S_o|) Σ_{(x,y) ∈ S_o} ℓ(x, y, θ) over the stored examples S_o."""
-    stored = (memory["task"][:-1] == task).float()
-    return lambda params: model.loss(params, memory["x"][:-1], memory["y"][:-1], stored)
+    stored = memory["task"][:-1] == task
+    # Empty rows may be no valid inputs: they take part as copies, with weight 0.
+    rows = torch.where(stored, torch.arange(stored.shape[0], device=stored.device), stored.int().argmax())
+    x, y = take(memory["x"], rows), take(memory["y"], rows)
+    return lambda params: model.loss(params, x, y, stored.float())
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:

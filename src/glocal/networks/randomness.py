@@ -88,7 +88,9 @@ class KeyedRandomness(TorchFunctionMode):
             attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         if attn_mask is not None:
             scores = scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
-        return self.dropout(scores.softmax(-1), dropout_p) @ value
+        empty = scores.isneginf().all(-1, keepdim=True)  # where all keys are masked, torch's output is 0
+        weights = scores.masked_fill(empty, 0).softmax(-1).masked_fill(empty, 0)
+        return self.dropout(weights, dropout_p) @ value
 
     def bernoulli(self, input: Tensor, p: float | None = None, **options: Any) -> Tensor:
         return (self.uniform(input.shape) < (input if p is None else p)).to(input.dtype)
