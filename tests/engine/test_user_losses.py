@@ -15,6 +15,7 @@ import glocal
 from glocal import tree
 from glocal.algorithms import ALGORITHMS, EWC, SGD, Algorithm
 from glocal.challenges import Challenge, from_tasks
+from glocal.challenges.challenge import Setting
 from glocal.engine.cohort import Cohort, Member, seeded_network
 from glocal.engine.loop import Execution, Snapshot, train
 from glocal.errors import GlocalError
@@ -55,14 +56,27 @@ def wrong_targets(outputs: Tensor, y: Tensor) -> Tensor:
     return mse_loss(outputs, y, reduction="none").sum(-1)
 
 
-def classes(loss: Any) -> Challenge:
+def smooth(outputs: Tensor, y: Tensor) -> Tensor:
+    return cross_entropy(outputs, y, reduction="none", label_smoothing=0.1)
+
+
+def weighted(outputs: Tensor, y: Tensor) -> Tensor:
+    return cross_entropy(outputs, y, torch.tensor([1.0, 2.0, 3.0, 4.0]), reduction="none")
+
+
+def of_four(outputs: Tensor, y: Tensor) -> Tensor:
+    return (outputs - torch.nn.functional.one_hot(y, 4)).square().sum(-1)
+
+
+def classes(loss: Any, setting: Setting = "class", validation: bool = False) -> Challenge:
     random = np.random.default_rng(0)
 
     def part(n: int, first: int) -> tuple[np.ndarray, np.ndarray]:
         y = first + np.arange(n) % 2
         return np.eye(4, dtype=np.float32)[y] + random.normal(0, 0.3, (n, 4)).astype(np.float32), y
 
-    return from_tasks("classes", [(part(24, first), part(15, first)) for first in (0, 2)], loss=loss)
+    data = [(part(24, first), *[part(9, first)] * validation, part(15, first)) for first in (0, 2)]
+    return from_tasks("classes", data, loss=loss, setting=setting)
 
 
 def multi_label(loss: Any = "binary-cross-entropy") -> Challenge:
@@ -118,6 +132,41 @@ def test_multi_label_training_is_that_of_torch(execution: Execution) -> None:
         expected = binary_cross_entropy_with_logits(module(x), y, reduction="none").sum(1).mean().detach()
         assert float(last.record.arrays["test_class_loss"][run, 2, 1]) == pytest.approx(float(expected), rel=1e-4)
     assert last.record.arrays["test_class_accuracy"].isnan().all()
+
+
+@pytest.mark.parametrize("loss", [smooth, focal, weighted])
+def test_the_loss_among_a_tasks_classes_is_that_of_its_outputs(loss: Any, tmp_path: Path) -> None:
+    """Smoothing and a factor for all classes leave no room for outputs of −∞; weights of all classes need them."""
+    made = classes(loss)
+    run = glocal.sweep(made, ["sgd"], [0.2], [1], epochs=1, batch_size=8, store=tmp_path, keep_parameters=True)[0]
+    module = mlp(made.input_shape, 4)
+    module.load_state_dict(run.state(2))
+    for task in range(2):
+        x, y = made.task(task, 0).test
+        with torch.no_grad():
+            outputs = module(x)
+            own = outputs[:, made.task(task, 0).classes]
+            if loss is weighted:
+                expected = cross_entropy(own, y - 2 * task, reduction="none") * torch.tensor([1.0, 2, 3, 4])[y]
+            else:
+                expected = loss(own, y - 2 * task)
+        assert run.arrays["test_task_loss"][2, task] == pytest.approx(float(expected.mean()), rel=1e-5)
+
+
+def test_early_stopping_needs_a_loss_among_the_tasks_classes(tmp_path: Path) -> None:
+    """With one, a run whose loss falls in every epoch is trained to the end."""
+    options: Any = {"epochs": 6, "batch_size": 8}
+    with pytest.raises(GlocalError, match="no run has a finite validation loss"):
+        glocal.sweep(classes(of_four, "task", True), ["sgd"], [0.2], [1], patience=2, store=tmp_path / "a", **options)
+    (run,) = glocal.sweep(classes(of_four), ["sgd"], [0.2], [1], store=tmp_path / "b", **options)
+    assert np.isnan(run.arrays["test_task_loss"]).all() and np.isfinite(run.arrays["test_class_loss"]).all()
+    runs = [
+        glocal.sweep(
+            classes(smooth, "task", True), ["sgd"], [0.2], [1], patience=n, store=tmp_path / str(n), **options
+        )[0]
+        for n in (2, 6)
+    ]
+    np.testing.assert_array_equal(runs[0].arrays["epoch_loss"], runs[1].arrays["epoch_loss"])
 
 
 def test_runs_without_classes_are_reported_by_loss(tmp_path: Path) -> None:

@@ -36,6 +36,9 @@ class EarlyStopping:
         if self.patience is None:
             return False
         losses = self.evaluator.validation_losses(executor, state, self.task)
+        measured = losses.isfinite() | (state.diverged >= 0).cpu()
+        remedy = "leave patience out, or give a loss that takes the outputs of a task's classes alone"
+        require(bool(measured.any()), f"no run has a finite validation loss: {remedy}.")
         fixed = f"{self.cohort.algorithm.name} cannot stop early: its predictions change only at the end of a task."
         require(not losses.equal(self._last), fixed)
         self._last = losses

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from statistics import median
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from glocal.engine.config import MEASURES, VALIDATION_MEASURES
 from glocal.engine.executors import Executor
 from glocal.engine.loader import evenly_spaced
 from glocal.engine.state import State
+from glocal.errors import require
 
 
 @dataclass
@@ -178,11 +180,15 @@ class Evaluator:
         for x, y in zip(data.x.split(chunk, 1), data.y.split(chunk, 1), strict=True):
             outputs = executor.predict(state, runs, x, task)
             targets = y.repeat_interleave(outputs.shape[0] // y.shape[0], 0)
-            scopes = {k: outputs if m is None else outputs.masked_fill(~m, -torch.inf) for k, m in masks.items()}
-            if masks["task"] is None:
-                del scopes["task"]
-            for scope, logits in scopes.items():
-                for measure, value in self._sums(logits, targets).items():
+            expected = (x.shape[1], self.cohort.challenge.outputs)
+            message = (
+                f"{self.cohort.algorithm.name}.predict must return logits of shape {expected} for {x.shape[1]} inputs"
+            )
+            require(outputs.shape[1:] == expected, f"{message}; it returned {tuple(outputs.shape[1:])}.")
+            for scope, mask in masks.items():
+                if scope == "task" and mask is None:
+                    continue
+                for measure, value in self._sums(outputs, targets, mask).items():
                     key = f"{scope}_{measure}"
                     sums[key] = sums[key] + value if key in sums else value
         mean_values = torch.stack(list(sums.values())) / data.y.shape[1]  # from the device in one piece
@@ -191,8 +197,36 @@ class Evaluator:
             means |= {k.replace("class", "task"): v for k, v in means.items()}
         return means
 
-    def _sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        loss = self.loss.per_sample(outputs, targets).sum(1, dtype=torch.float64)
+    def _sums(self, outputs: Tensor, targets: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+        """Return sums over the examples; with a mask, only these classes count."""
+        if mask is None:
+            loss = self.loss.per_sample(outputs, targets).sum(1, dtype=torch.float64)
+        else:
+            loss = self._loss_among(outputs, targets, mask).sum(1, dtype=torch.float64)
+            outputs = outputs.masked_fill(~mask, -torch.inf)
         if targets.is_floating_point():
             return {"loss": loss, "accuracy": torch.full_like(loss, torch.nan)}
         return {"loss": loss, "accuracy": (outputs.argmax(-1) == targets).sum(1).double()}
+
+    @cached_property
+    def _loss_among(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """The loss among some classes: with outputs of −∞ for the others if it takes them, otherwise without them.
+
+        A loss that does neither, for example of one-hot labels of all classes, has no value there: NaN.
+        """
+        device = self.cohort.device
+        outputs = torch.zeros(1, self.cohort.challenge.outputs, device=device)
+        first, mask = torch.zeros(1, dtype=torch.long, device=device), torch.ones_like(outputs[0], dtype=torch.bool)
+        mask[-1] = False
+
+        def masked(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+            return self.loss.per_sample(outputs.masked_fill(~mask, -torch.inf), targets)
+
+        def selected(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+            return self.loss.per_sample(outputs[..., mask], (mask.cumsum(0) - 1)[targets])
+
+        for loss in (masked, selected):
+            with suppress(Exception):
+                if loss(outputs, first, mask).isfinite().all():
+                    return loss
+        return lambda outputs, targets, mask: outputs.new_full(targets.shape, torch.nan)
