@@ -86,6 +86,13 @@ class PythonNoise(Base):
         return self.first(x) * random.uniform(0.5, 1.5)
 
 
+class PythonBranch(Base):
+    """Two passes may well take the same branch."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return self.first(x) * (1 if random.random() < 0.5 else 2)
+
+
 class InPlace(Base):
     def hidden(self, x: Tensor) -> Tensor:
         return self.first(x.sub_(1))
@@ -166,16 +173,42 @@ ALONE, SEEDS, RATES = [(1, 0.1)], [(1, 0.1), (2, 0.1)], [(1, 0.1), (1, 0.2)]
         (ParameterHook, r"first\.weight.*Hooks"),
         (PatchedForward, r"first\.weight.*functions that hold layers"),
         (Counter, "register_buffer"),
-        (NumpyNoise, "numpy"),
+        (NumpyNoise, "generator of its own"),
         (PythonNoise, "Python's random"),
+        (PythonBranch, "Python's random"),
         (InPlace, "in place"),
     ],
 )
+@pytest.mark.parametrize("dropout", [False, True])
 def test_networks_with_other_gradients_than_plain_pytorch_are_refused(
-    make: Callable[[int], nn.Module], named: str, members: list[tuple[int, float]]
+    make: Callable[[int], nn.Module], named: str, members: list[tuple[int, float]], dropout: bool
 ) -> None:
     with pytest.raises(GlocalError, match=named):
-        chosen(make, members)
+        chosen(lambda outputs: nn.Sequential(make(outputs), nn.Dropout(0.1 * dropout)), members)
+
+
+def test_inputs_that_only_training_changes_are_refused() -> None:
+    with pytest.raises(GlocalError, match="in place"):
+        chosen(lambda outputs: nn.Sequential(nn.Dropout(0.5, inplace=True), Base(outputs)), ALONE)
+
+
+def test_a_padding_row_that_no_checked_example_has_stays_zero(tmp_path: Path) -> None:
+    """Token 0 is in seven of 40 examples."""
+    x = torch.randint(1, 5, (40, 3), generator=torch.Generator().manual_seed(0))
+    x[5:12, 2] = 0
+    tokens = challenges.from_tasks("tokens", [((x, x[:, 0] % 2),) * 2], setting="domain")
+
+    def embedded(shape: Sequence[int], outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Embedding(5, 4, padding_idx=0), nn.Flatten(), nn.Linear(12, outputs))
+
+    options: Any = {"epochs": 3, "batch_size": 10, "network": embedded, "keep_parameters": True}
+    for run in glocal.sweep(tokens, ["sgd"], [0.5], [1, 2], store=tmp_path, **options):
+        rows = run.state(1)["0.weight"]
+        assert not rows[0].any() and rows[1:].any()
+
+
+def complex_weights(shape: Sequence[int], outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, outputs, dtype=torch.complex64))
 
 
 def test_state_outside_of_buffers_is_refused_only_where_it_differs() -> None:
@@ -246,6 +279,8 @@ def test_networks_that_cannot_be_trained_are_named(tmp_path: Path) -> None:
     words = challenges.from_tasks("words", tokens, setting="domain")
     with pytest.raises(GlocalError, match=r"'old_weight_norm' cannot be copied: .*weight_norm"):
         glocal.sweep(small, "sgd", [0.1], [1], network=old_weight_norm, store=tmp_path)
+    with pytest.raises(GlocalError, match=r"'complex_weights' has complex parameters \(0.weight, 0.bias\)"):
+        glocal.sweep(small, "sgd", [0.1], [1], network=complex_weights, store=tmp_path)
     with pytest.raises(GlocalError, match="'sparse' has an embedding with sparse gradients"):
         glocal.sweep(words, "sgd", [0.1], [1], network=sparse, store=tmp_path)
     torch.set_default_dtype(torch.float64)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import random
+import sys
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fake_runs import fake_run
@@ -65,6 +68,57 @@ class Grows(Counts):
         return {"steps": torch.cat([memory["steps"].view(-1), step.lr.view(1)])}
 
 
+@dataclass(frozen=True)
+class Noisy(SGD):
+    name = "noisy"
+
+    def objective(self, model: Any, params: Any, memory: Any, batch: Any) -> Any:
+        return model.loss(params, batch.x, batch.y) * noise()
+
+
+@dataclass(frozen=True)
+class Forgets(SGD):
+    """Calls the module with its own parameters instead of those that are trained."""
+
+    name = "forgets"
+
+    def objective(self, model: Any, params: Any, memory: Any, batch: Any) -> Any:
+        return torch.nn.functional.cross_entropy(model.module(batch.x), batch.y)
+
+
+@dataclass(frozen=True)
+class Detached(SGD):
+    name = "detached"
+
+    def objective(self, model: Any, params: Any, memory: Any, batch: Any) -> Any:
+        return model.loss(params, batch.x, batch.y).detach()
+
+
+@dataclass(frozen=True)
+class Fewer(SGD):
+    name = "fewer"
+
+    def predict(self, model: Any, params: Any, memory: Any, x: Any, task: int) -> Any:
+        return model.outputs(params, x)[:, :2]
+
+
+class Undecorated(SGD):
+    name = "undecorated"
+    strength: float = 0.1
+
+
+@dataclass(frozen=True)
+class Computed(SGD):
+    name = "computed"
+    half: float = field(init=False)
+
+
+@dataclass(frozen=True)
+class Holds(SGD):
+    name = "holds"
+    weights: Any = field(default_factory=lambda: torch.ones(2))
+
+
 @pytest.mark.parametrize("seeds", [[1], [1, 2]])
 def test_a_memory_that_grows_from_step_to_step_is_refused(seeds: list[int]) -> None:
     with pytest.raises(GlocalError, match=r"grows\.observe changes the shapes .* 'steps' from \(\) to \(2,\)"):
@@ -88,6 +142,39 @@ def test_the_method_and_what_it_returned_are_named(algorithm: Any, message: str)
         glocal.sweep("rotated-digits", [algorithm], [0.1], [1, 2], **TINY)
 
 
+def noise() -> float:
+    return float(np.random.default_rng().uniform(0.5, 1.5))
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (np.random.rand, "noisy draws from Python's random or numpy's"),
+        (random.random, "noisy draws from Python's random or numpy's"),
+        (noise, "noisy gives different losses for the same step"),
+    ],
+)
+@pytest.mark.parametrize("seeds", [[1], [1, 2]])
+def test_noise_that_no_seed_covers_is_refused(
+    draw: Any, message: str, seeds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "noise", draw)
+    with pytest.raises(GlocalError, match=message):
+        glocal.sweep("rotated-digits", [Noisy()], [0.1], seeds, **TINY)
+
+
+@pytest.mark.parametrize("seeds", [[1], [1, 2]])
+def test_an_objective_of_the_networks_own_parameters_is_refused(seeds: list[int]) -> None:
+    for algorithm in (Forgets(), Detached()):
+        with pytest.raises(GlocalError, match=r"\.objective does not depend on `params`"):
+            glocal.sweep("rotated-digits", [algorithm], [0.1], seeds, **TINY)
+
+
+def test_predictions_for_fewer_classes_are_refused() -> None:
+    with pytest.raises(GlocalError, match=r"fewer\.predict must return logits of shape \(\d+, 10\).*\(\d+, 2\)"):
+        glocal.sweep("rotated-digits", [Fewer()], [0.1], [1], **TINY)
+
+
 def _three(model: Any, params: Any, batch: Any) -> Any:
     return None
 
@@ -105,6 +192,20 @@ def test_arguments_of_a_method_are_checked_before_training(name: str) -> None:
 def test_arguments_of_a_method_may_have_any_names(name: str, method: Any) -> None:
     algorithm = type("Own", (SGD,), {name: method, "name": "own"})
     assert resolve.algorithm(algorithm).config["name"] == "own"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (Undecorated, r"declares fields \(strength\) without @dataclass"),
+        (Computed, r"init=False \(half\)"),
+        (Holds, r"holds\.weights = tensor.* cannot be part of a run's name"),
+        (type("Own", (SGD,), {"objectve": SGD.objective, "name": "own"}), "'objectve'.*did you mean 'objective'"),
+    ],
+)
+def test_definitions_that_would_be_ignored_are_refused(algorithm: Any, message: str) -> None:
+    with pytest.raises(GlocalError, match=message):
+        resolve.algorithm(algorithm)
 
 
 def test_versions_of_an_algorithm_can_be_told_apart() -> None:

@@ -45,6 +45,14 @@ def shorter(x: Tensor, key: Tensor) -> Tensor:
     return x[:, :1]
 
 
+def in_place(x: Tensor, key: Tensor) -> Tensor:
+    return x.add_(1)
+
+
+def numpy_noise(x: Tensor, key: Tensor) -> Tensor:
+    return x * (1 if np.random.rand() < 0.5 else 2)
+
+
 def without_key(x: Tensor) -> Tensor:
     return x
 
@@ -94,7 +102,7 @@ def test_a_step_is_that_of_torch_on_the_transformed_batch() -> None:
     cohort = Cohort(made, mlp, (Member(1, 0.2, SGD()),), epochs=1, batch_size=24)
     start, _ = cohort.initial()
     *_, last = train(cohort, execution="sequential")
-    (batch,) = (x for x in seen if len(x) == 24)  # two examples are for the check
+    *_, batch = (x for x in seen if len(x) == 24)  # checks see the first ones
     module = cohort.network(1)
     y = made.task(0, 0).train.y[torch.randperm(24, generator=rng.generator(1, "order", 0, 0))]
     torch.nn.functional.cross_entropy(module(batch), y).backward()
@@ -110,9 +118,13 @@ def test_every_step_and_every_run_has_its_own_key() -> None:
         keys.append(int(key))
         return x
 
+    steps: list[int] = []
     for _ in range(2):
+        keys.clear()
         trained(challenge(recorded), SGD(), "sequential")
-    steps = [key for key in keys if key != 0]  # 0 is the key of the check
+        checked = [key for key in keys if key != 0]  # 0 is the key of the transform's check
+        assert checked[:2] == checked[2:4], "two steps, repeated to check the algorithm"
+        steps += checked[4:]
     assert len(steps) == 2 * 2 * 2 * 2 * 3, "repetitions, runs, tasks, epochs, steps"
     assert steps[: len(steps) // 2] == steps[len(steps) // 2 :], "the same when trained again"
     assert len(set(steps)) == len(steps) // 2
@@ -153,6 +165,8 @@ def test_a_transform_is_part_of_a_runs_name() -> None:
     ("transform", "message"),
     [
         (shorter, r"'shorter' must return \(2, 4\) and torch.float32 like its input, not \(2, 1\)"),
+        (in_place, "'in_place' changes its inputs in place"),
+        (numpy_noise, "the transform 'numpy_noise' draws from Python's random or numpy's"),
         (without_key, r"'without_key' does not accept x of shape \(2, 4\) and torch.float32, and a key"),
     ],
 )

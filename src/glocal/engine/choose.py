@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -15,9 +16,10 @@ from glocal.engine.cohort import Cohort
 from glocal.engine.executors import Executor, Sequential, Vectorised, keep_freed_memory
 from glocal.engine.loader import Loader
 from glocal.engine.memory_budget import is_out_of_memory
-from glocal.engine.network_check import NetworkCheck
+from glocal.engine.network_check import TOLERANCE, NetworkCheck
 from glocal.engine.state import State
-from glocal.errors import first_line, require
+from glocal.errors import GlocalError, first_line, require
+from glocal.rng import seeded_only
 
 Execution = Literal["auto", "vectorised", "sequential"]
 Ladder: TypeAlias = Mapping[str, Callable[[Cohort], Executor]]
@@ -50,6 +52,7 @@ def choose(cohort: Cohort, loader: Loader, execution: Execution = "auto", earlie
         keep_freed_memory()
     check = NetworkCheck(cohort, loader)
     check.alone()
+    check_steps(cohort, loader)
     if execution == "sequential" or (len(cohort) == 1 and execution == "auto" and not on_gpu):
         return named("sequential", Sequential(cohort))
     captured = accelerate.find("step.captured") if on_gpu else None
@@ -144,6 +147,30 @@ def rehearse(executor: Executor, state: State, loader: Loader) -> float:
     if executor.note:  # it works, but not as it should
         raise RuntimeError(executor.note.partition(": ")[2])
     return seconds
+
+
+def check_steps(cohort: Cohort, loader: Loader) -> None:
+    """Raise an error if the first steps of a run, repeated, would give other losses."""
+    name = cohort.algorithm.name
+    short_loader = copy.copy(loader)
+    short_loader.steps = min(loader.steps, 2)
+    loader.load_epoch(0)
+    alone = cohort.only(cohort.members[:1])
+    with seeded_only(name, "batch.key (glocal.rng) or torch's generator"):
+        try:
+            state, executor = alone.initial_state(loader.example()), Sequential(alone)
+            executor.before_epoch(state, 0)
+            copies = [State.from_tree(tree.map_tree(torch.clone, state.as_tree()), state.clock) for _ in range(2)]
+            first, second = (executor.epoch(start, short_loader, 0, lambda steps: None) for start in copies)
+        except GlocalError:
+            raise
+        except Exception:  # training meets the error too, and reports it
+            return
+        with torch.no_grad(), suppress(Exception):
+            executor.consolidate(state, loader, limit=8)
+    same = torch.allclose(first, second, rtol=TOLERANCE, equal_nan=True)
+    reason = "it keeps state outside of its memory, or draws from a generator of its own"
+    require(same, f"{name} gives different losses for the same step: {reason}. Runs would depend on each other.")
 
 
 def timed(function: Callable[[], Any]) -> float:

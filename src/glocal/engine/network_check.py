@@ -20,10 +20,11 @@ from glocal.engine.loader import Loader
 from glocal.errors import require
 from glocal.inputs import evenly_spaced_indices
 from glocal.networks.layer_calls import set_eval_mode
-from glocal.rng import generator, global_generator
+from glocal.rng import generator, global_generator, seeded_only
 from glocal.tree import Params
 
 EXAMPLES = 4
+PADDED = nn.Embedding, nn.EmbeddingBag
 TOLERANCE, REPEATED = 0.01, 1e-4
 """Largest difference of a gradient from plain PyTorch's, and from the same pass again, relative to its norm."""
 HOOKS = "Hooks on parameters, activation checkpointing and functions that hold layers do not work here: remove them"
@@ -54,30 +55,36 @@ class NetworkCheck:
         with torch.no_grad():
             for p in filter(lambda p: p.requires_grad, network.parameters()):
                 p.mul_(_factors(p))
-        network = network.train() if self.training else set_eval_mode(network)
+        network.train()
         name, tensors = type(network).__name__, dict((*network.named_parameters(), *network.named_buffers()))
         before, inputs = {k: t.detach().clone() for k, t in tensors.items()}, x.clone()
-        try:
-            first = self._backward(network, inputs, y)
-        except Exception:  # training meets the error too, and reports it
-            return None
+
+        def restore() -> None:
+            with torch.no_grad():
+                for k, tensor in (*network.named_parameters(), *network.named_buffers()):
+                    tensor.copy_(before[k])
+
+        with seeded_only(f"the network {name}", "torch's global generator"):
+            try:
+                first = self._backward(network, inputs, y)
+            except Exception:  # training meets the error too, and reports it
+                return None
         message = f"the network {name} changes its inputs in place, and with them the data: work on a copy, x.clone()."
         require(torch.equal(inputs, x), message)
-        if not all(g.isfinite().all() for g in first.values()):
-            return None
-        if run > 0:
-            return first
-        with torch.no_grad():
-            for k, tensor in (*network.named_parameters(), *network.named_buffers()):
-                tensor.copy_(before[k])
-        second = self._backward(network, x.clone(), y)
-        require(
-            not _differing_names(second, first, REPEATED),
-            f"the network {name} gives different results for the same inputs, parameters and buffers: it keeps other "
-            "state, or draws from numpy, Python's random or a generator of its own. Runs would depend on each other. "
-            "Keep state in buffers (register_buffer), and draw from torch's global generator.",
-        )
-        return first
+        if run == 0:
+            restore()
+            second = self._backward(network, x.clone(), y)
+            finite = all(g.isfinite().all() for g in first.values())
+            require(
+                not finite or not _differing_names(second, first, REPEATED),
+                f"the network {name} gives different results for the same inputs, parameters and buffers: it keeps "
+                "other state, or draws from a generator of its own. Runs would depend on each other. Keep state in "
+                "buffers (register_buffer), and draw from torch's global generator.",
+            )
+        if not self.training:
+            restore()
+            first = self._backward(set_eval_mode(network), x.clone(), y)
+        return first if all(g.isfinite().all() for g in first.values()) else None
 
     def _backward(self, network: nn.Module, x: Tensor, y: Tensor) -> Params:
         network.zero_grad()
@@ -106,6 +113,8 @@ class NetworkCheck:
     def together(self) -> None:
         """Raise if runs that are trained together would have other gradients: torch's rules for `vmap` have gaps."""
         model = self.cohort.model(vectorised=True)
+        padded = [m for m in model.module.modules() if isinstance(m, PADDED) and m.padding_idx is not None]
+        require(not padded, "torch's rule for padding_idx trains the padding row of all runs but the first")
         leaves = {k: p.detach().requires_grad_() for k, p in self.params.items()}
 
         def loss(params: Params, buffers: Params, x: Tensor, y: Tensor) -> Tensor:

@@ -47,7 +47,14 @@ def step(program: Program, state: State, hyper: Hyper, batch: Batch, map: Map) -
         objective = map(program.objective, in_dims=(0, 0, 0, 0, BATCH_DIMS))
         losses: Tensor
         losses, buffers, aux = objective(leaves, state.buffers, memory, hyper, batch)
-        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+        inputs = list(leaves.values()) if losses.requires_grad else []
+        gradients = torch.autograd.grad(losses.sum(), inputs, allow_unused=True) if inputs else ()
+    message = (
+        f"{program.algorithm.name}.objective does not depend on `params`, so that nothing would be learnt: compute"
+    )
+    require(
+        any(g is not None for g in gradients), f"{message} it by model.outputs(params, x) or model.loss(params, x, y)."
+    )
     with torch.no_grad():
         # As in torch.optim, parameters without a gradient are not updated unless `direction` says otherwise.
         used = {k: g for k, g in zip(params, gradients, strict=True) if g is not None}

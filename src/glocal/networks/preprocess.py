@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from glocal.challenges.challenge import Augment, Normalise, TransformFunction
 from glocal.errors import GlocalError, first_line, require
-from glocal.rng import below, split
+from glocal.rng import below, seeded_only, split
 
 
 class InputTransform:
@@ -44,12 +44,18 @@ class InputTransform:
 
     def _check_function(self, function: TransformFunction, x: Tensor) -> None:
         """Raise an error if a user's augmentation fails, or changes the shape or dtype."""
-        x, name = self.normalize(x), getattr(function, "__name__", type(function).__name__)
-        try:
-            y = function(x, torch.zeros((), dtype=torch.long, device=x.device))
-        except Exception as error:
-            inputs = f"x of shape {tuple(x.shape)} and {x.dtype}, and a key"
-            raise GlocalError(f"the transform '{name}' does not accept {inputs}: {first_line(error)}.") from error
+        x, name = self.normalize(x).clone(), getattr(function, "__name__", type(function).__name__)
+        inputs = x.clone()
+        with seeded_only(f"the transform '{name}'", "its key (glocal.rng)"):
+            try:
+                y = function(inputs, torch.zeros((), dtype=torch.long, device=x.device))
+            except Exception as error:
+                arguments = f"x of shape {tuple(x.shape)} and {x.dtype}, and a key"
+                raise GlocalError(
+                    f"the transform '{name}' does not accept {arguments}: {first_line(error)}."
+                ) from error
+        same = torch.allclose(inputs, x, rtol=0, atol=0, equal_nan=True)
+        require(same, f"the transform '{name}' changes its inputs in place: work on a copy, x.clone().")
         same = isinstance(y, Tensor) and (y.shape, y.dtype) == (x.shape, x.dtype)
         output = f"{tuple(y.shape)} and {y.dtype}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
         require(

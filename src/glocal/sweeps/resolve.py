@@ -6,12 +6,14 @@ import dataclasses
 import hashlib
 import importlib.util
 import inspect
+import json
 import platform
 import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
@@ -169,6 +171,8 @@ def _check_network(module: nn.Module, name: str, challenge: Challenge) -> None:
     """Check that every example gives one row of outputs."""
     require(isinstance(module, nn.Module), f"network '{name}' returned a {type(module).__name__}, not an nn.Module.")
     require(any(p.requires_grad for p in module.parameters()), f"network '{name}' has no trainable parameters.")
+    complex_names = [k for k, p in module.named_parameters() if p.is_complex()]
+    require(not complex_names, f"network '{name}' has complex parameters ({', '.join(complex_names)}): use real ones.")
     embeddings = [m for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
     sparse = any(m.sparse and m.weight.requires_grad for m in embeddings)
     require(not sparse, f"network '{name}' has an embedding with sparse gradients: set sparse=False.")
@@ -229,7 +233,8 @@ def _fingerprint(module: nn.Module) -> str:
     digest = hashlib.sha256(repr(module).encode())
     for key, tensor in module.state_dict().items():
         digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    digest.update(" ".join(k for k, p in module.named_parameters() if not p.requires_grad).encode())
     return digest.hexdigest()[:16]
 
 
@@ -245,7 +250,12 @@ def algorithm(spec: str | Algorithm | type[Algorithm], options: Mapping[str, Any
     if not issubclass(kind, Algorithm):
         raise GlocalError(f"'{kind.__name__}' is not an algorithm: it does not subclass glocal.Algorithm.")
     fields = dataclasses.fields(kind)
-    covered = list(inspect.signature(kind).parameters) == [f.name for f in fields if f.init]
+    annotations = [k for k, hint in inspect.get_annotations(kind).items() if "ClassVar" not in str(hint)]
+    ignored = ", ".join([] if "__dataclass_fields__" in vars(kind) else annotations)
+    require(not ignored, f"{name_of(kind)} declares fields ({ignored}) without @dataclass(frozen=True).")
+    computed = ", ".join(f.name for f in fields if not f.init)
+    require(not computed, f"{name_of(kind)} has fields with init=False ({computed}): compute them in its methods.")
+    covered = list(inspect.signature(kind).parameters) == [f.name for f in fields]
     require(covered, f"{name_of(kind)} has its own __init__, which a run's name cannot cover: use dataclass fields.")
     require(name_of(kind).isprintable(), f"the algorithm's name is {name_of(kind)!r}; use letters and digits.")
     require_known(f"locality of {name_of(kind)}", kind.locality, get_args(Locality))
@@ -254,16 +264,28 @@ def algorithm(spec: str | Algorithm | type[Algorithm], options: Mapping[str, Any
     value = _with_options(kind, spec, options)
     _check_methods(value)
     config: dict[str, Any] = {"name": name_of(kind), "options": dataclasses.asdict(value)}
+    for option, content in config["options"].items():
+        try:
+            json.dumps(content)
+        except (TypeError, ValueError) as error:
+            message = f"{name_of(kind)}.{option} = {content!r} cannot be part of a run's name: use numbers or strings."
+            raise GlocalError(message) from error
     if kind is not ALGORITHMS.get(value.name):
         config["source"] = digest or source_hash(kind)
     return Resolved(value, config)
 
 
 def _check_methods(algorithm: Algorithm) -> None:
-    """Raise an error if a method does not take the arguments that the engine calls it with."""
-    for name, method in inspect.getmembers(Algorithm, inspect.isfunction):
-        if name.startswith("_"):
-            continue
+    """Raise an error if a method is misspelt, or does not take the arguments that the engine calls it with."""
+    methods = {k: f for k, f in inspect.getmembers(Algorithm, inspect.isfunction) if not k.startswith("_")}
+    for name, _ in inspect.getmembers(type(algorithm), inspect.isfunction):
+        likely = get_close_matches(name, methods, 1, cutoff=0.85)
+        if likely and name not in methods:
+            raise GlocalError(
+                f"{name_of(algorithm)} has a method '{name}', which the protocol does not know: did you mean "
+                f"'{likely[0]}'? If not, give it another name."
+            )
+    for name, method in methods.items():
         arguments = [*inspect.signature(method).parameters][1:]
         signature = inspect.signature(getattr(algorithm, name))
         try:
