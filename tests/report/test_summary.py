@@ -152,6 +152,15 @@ def test_what_differs_is_never_averaged(other: dict[str, object], labels: set[st
     assert [row["seeds"] for row in rows] == [1, 1]
 
 
+def test_hashes_of_a_users_network_are_shown_only_if_its_name_does_not_tell_it_apart() -> None:
+    networks = [{"name": name, "source": "052ac9f9a6b892b4", "made": name * 5} for name in ("cnn", "vit")]
+    networks += [{"name": "cnn", "source": "052ac9f9a6b892b4", "made": "57eb4977e5bf5947"}]
+    runs = [fake_run(network=network) for network in networks]
+    assert {row["challenge"] for row in summary.rows(runs[:2])} == {"rotated-digits · cnn", "rotated-digits · vit"}
+    names = {"rotated-digits · made cnncnncnncnncnn", "rotated-digits · made 57eb4977e5bf5947"}
+    assert {row["challenge"] for row in summary.rows([runs[0], runs[2]])} == names
+
+
 def test_defaults_of_another_optimizer_are_no_part_of_a_label() -> None:
     plain, adam = fake_run("er"), fake_run("er", label="er · adam")
     adam = replace(adam, config={**adam.config, "optimizer": {"name": "adam", "options": {"beta1": 0.9, "eps": 1e-8}}})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from glocal import tree
@@ -14,6 +14,8 @@ from glocal.store.conditions import as_text, is_number
 from glocal.store.run import SETTINGS, Run
 
 MAX_SETTING_LENGTH = 16
+HASHES = {"made", "source"}
+"""Settings of a user's network or algorithm that labels have only if nothing else tells runs apart."""
 
 
 def label_runs(runs: Iterable[Run], over: str = "lr") -> list[tuple[str, str, Run]]:
@@ -93,9 +95,10 @@ def _labels(
     differing_keys = {}
     for kind, entries in entries_by_kind.items():
         keys = sorted({key for values in entries.values() for key in values})
-        differing_keys[kind] = [
-            k for k in keys if len({json.dumps(values.get(k, "absent")) for values in entries.values()}) > 1
-        ]
+        differing = [k for k in keys if _count_distinct(entries, [k]) > 1]
+        readable = [k for k in differing if _last(k) not in HASHES]
+        enough = _count_distinct(entries, readable) == _count_distinct(entries, differing)
+        differing_keys[kind] = readable if enough else differing
     labels = {}
     for base, kind, text in set(zip(bases, kinds, texts, strict=True)):
         values = settings[text]
@@ -104,6 +107,10 @@ def _labels(
         ]
         labels[base, kind, text] = join.join([base, *filter(None, parts)])
     return [labels[entry] for entry in zip(bases, kinds, texts, strict=True)]
+
+
+def _count_distinct(entries: Mapping[str, Mapping[str, Any]], keys: Sequence[str]) -> int:
+    return len({json.dumps([values.get(k, "absent") for k in keys]) for values in entries.values()})
 
 
 def _last(key: str) -> str:

@@ -305,7 +305,7 @@ def _notes(rows: Sequence[Row]) -> tuple[str, ...]:
     seeds = format_range((row["seeds"] for row in rows), "seed")
     starts = {row["challenge"]: f"runs of {n} tasks" if (n := row["after"]) else "initialisations" for row in rows}
     return (
-        f"Mean ± standard deviation over {seeds}; T = {_by_challenge(counts)} tasks.",
+        f"Mean ± standard deviation (ddof = 0) over {seeds}; T = {_by_challenge(counts)} tasks.",
         *([f"ACC: average test accuracy in percent, {_by_challenge(scopes)}."] if scopes else []),
         *(["Loss: average test loss, of challenges without classes."] if len(scopes) < len(kinds) else []),
         f"FGT: {_by_challenge(forgetting)} since each task was learnt, averaged over {tasks}.",
