@@ -133,6 +133,20 @@ def is_recurrent(module: nn.Module) -> bool:
 
 
 @contextmanager
+def unfused_encoders() -> Iterator[None]:
+    """Run nn.TransformerEncoderLayer in evaluation mode as in training.
+
+    The fused operation that it has there has no derivative, and no rule for `vmap`.
+    """
+    enabled = mha.get_fastpath_enabled()
+    mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        mha.set_fastpath_enabled(enabled)
+
+
+@contextmanager
 def unfused_ops(module: nn.Module) -> Iterator[None]:
     """Run the network with operations that can be differentiated twice and batched by `vmap`.
 
@@ -141,8 +155,7 @@ def unfused_ops(module: nn.Module) -> Iterator[None]:
     """
     with ExitStack() as stack:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
-        mha.set_fastpath_enabled(False)
+        stack.enter_context(unfused_encoders())
         if _has_weight_norm(module):
             stack.enter_context(_UnfusedWeightNorm())
         if is_recurrent(module):

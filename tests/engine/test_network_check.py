@@ -236,6 +236,21 @@ def test_functions_of_parameters_and_buffers_are_trained_together(
     assert executor.name == "vectorised" and not executor.note
 
 
+def encoder(shape: Sequence[int], outputs: int) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(FEATURES, 2, 8, dropout=0.1, batch_first=True)
+    return nn.Sequential(nn.Unflatten(1, (1, FEATURES)), layer, nn.Flatten(), nn.Linear(FEATURES, outputs))
+
+
+def test_encoders_with_dropout_are_trained_together(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """In evaluation mode torch fuses them to one operation, which has neither a derivative nor a rule for `vmap`."""
+    data = [((np.eye(FEATURES, dtype=np.float32), np.arange(FEATURES) % 2),) * 2] * 2
+    small = challenges.from_tasks("small", data, setting="domain")
+    for run in glocal.sweep(small, ["sgd"], [0.1], [1, 2], network=encoder, epochs=1, store=tmp_path):
+        assert run.info["cost"]["executor"] == "vectorised" and not run.info["notes"]
+    assert not [w for w in recwarn if "performance drop" in str(w.message)]
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 def batch_norm(shape: Sequence[int], outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, outputs))
 

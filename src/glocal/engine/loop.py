@@ -22,6 +22,7 @@ from glocal.engine.executors import OnStep
 from glocal.engine.loader import Loader
 from glocal.engine.state import State
 from glocal.precision import matmul_precision
+from glocal.risk import unfused_encoders
 from glocal.tree import Params
 
 Watch = Callable[[int, int, State, Loader], None]
@@ -70,7 +71,8 @@ def train(
     on_gpu = cohort.device.type == "cuda"
     progress = progress or Progress()
     # Streams, graphs and kernels are made on the GPU that is torch's current one.
-    with matmul_precision(cohort.precision), torch.cuda.device(cohort.device) if on_gpu else nullcontext():
+    current_device = torch.cuda.device(cohort.device) if on_gpu else nullcontext()
+    with matmul_precision(cohort.precision), unfused_encoders(), current_device:
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(cohort.device)
         started = time.perf_counter()
