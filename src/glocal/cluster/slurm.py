@@ -93,5 +93,5 @@ def submit(store: Path, code: Sequence[str], options: SweepOptions, cluster: str
         executor.update_parameters(**{f"slurm_{name}": value for name, value in slurm.items()})
         return list(executor.map_array(worker, range(options.workers or 1)))
     except (RuntimeError, OSError, submitit.core.utils.FailedJobError) as error:
-        advice = "Submit from a machine that has sbatch and srun."
+        advice = f"Submit from a machine that has sbatch and srun; `glocal work {store}` trains the planned runs here."
         raise GlocalError(f"Slurm did not accept the jobs ({first_line(error)}). {advice}") from error

@@ -289,7 +289,7 @@ def _latex_section(section: Section) -> str:
 
 
 def _latex_cell(cell: Cell) -> str:
-    if cell.std:
+    if cell.std or cell.text.startswith("-"):
         mean = f"\\mathbf{{{cell.text}}}" if cell.marked else cell.text
-        return f"${mean}_{{\\,\\textcolor{{gray}}{{\\pm\\,{cell.std}}}}}$"
+        return f"${mean}_{{\\,\\textcolor{{gray}}{{\\pm\\,{cell.std}}}}}$" if cell.std else f"${mean}$"
     return f"\\textbf{{{escape(cell.text)}}}" if cell.marked else escape(cell.text)

@@ -226,4 +226,5 @@ def convert(name: str, hint: Any, value: Any) -> Any:
         return hint(value)
     except (ValueError, KeyError, TypeError, OverflowError):
         kinds = {bool: "true or false", int: "a whole number", float: "a finite number", str: "a string"}
-        raise GlocalError(f"{name} = {value!r} was given; it must be {kinds.get(hint, hint)}.") from None
+        several = " Separate several with spaces." if hint in (int, float) and "," in str(value) else ""
+        raise GlocalError(f"{name} = {value!r} was given; it must be {kinds.get(hint, hint)}.{several}") from None
