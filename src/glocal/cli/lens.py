@@ -125,11 +125,11 @@ class Lens:
         from glocal.paper.study import write_table
         from glocal.report.lens_figures import errors_table
         from glocal.report.progress import Bars
-        from glocal.sweeps import resolve
+        from glocal.sweeps import user_code
 
         valid = every == "epochs" or (every.isdecimal() and int(every) > 0)
         require(valid, f"--retrace {every} was given; it takes a number of steps from 1 on, or epochs.")
-        if resolve.is_file_spec(self.target):
+        if user_code.is_file_spec(self.target):
             raise GlocalError(f"'{self.target}' is not a run of a store: --retrace needs STORE/runs/HASH.")
         if self.epsilon is not None:
             require_epsilon(self.epsilon)
@@ -183,15 +183,15 @@ class Lens:
         from torch import nn
 
         from glocal.lens.checkpoints import trace_checkpoints
-        from glocal.sweeps import resolve
+        from glocal.sweeps import resolve, user_code
 
-        if not resolve.is_file_spec(self.target):
+        if not user_code.is_file_spec(self.target):
             return self._open_run(self.device).trace(self.examples)
         device = resolve.choose_device(self.device)
-        function, _ = resolve.load_object(self.target, "function", with_neighbours=True)
+        function, _ = user_code.load_object(self.target, "function", with_neighbours=True)
         returned = "(module, loss, tasks, checkpoints)"
         require(callable(function), f"'{self.target}' is not a function. Give one that returns {returned}.")
-        parts = resolve.call_user_code(function, self.target)
+        parts = user_code.call_user_code(function, self.target)
         if not isinstance(parts, tuple) or len(parts) != 4:
             raise GlocalError(f"'{self.target}' must return {returned}; it returned a {type(parts).__name__}.")
         module, loss, tasks, checkpoints = parts

@@ -112,7 +112,7 @@ def _check_values(command: Any) -> None:
 
 def _report_user_error(error: BaseException) -> bool:
     """Print an error of code that the user gave, and the lines of this code; return False if it is not involved."""
-    from glocal.sweeps.resolve import USER_MODULE, describe_error, user_frames
+    from glocal.sweeps.user_code import USER_MODULE, describe_error, user_frames
 
     user_files = [module.__file__ for name, module in sys.modules.items() if name.startswith(USER_MODULE)]
     if not user_files:

@@ -231,7 +231,8 @@ class Report:
 
 def _find_algorithm(specs: Sequence[str], config: Mapping[str, Any]) -> str | None:
     """Return the one of several path.py:Name that is a run's algorithm: of its name and, if one has it, its hash."""
-    from glocal.sweeps.resolve import load_object, name_of
+    from glocal.sweeps.resolve import name_of
+    from glocal.sweeps.user_code import load_object
 
     hashes = {}
     for spec in specs:

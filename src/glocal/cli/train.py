@@ -236,11 +236,11 @@ def _short_name(algorithm: str) -> str:
 
 def _class_names(algorithm: str) -> tuple[str, ...]:
     """Return the name of the class of path.py:Name and the `name` that it declares."""
-    from glocal.sweeps import resolve
+    from glocal.sweeps import resolve, user_code
 
-    if not resolve.is_file_spec(algorithm):
+    if not user_code.is_file_spec(algorithm):
         return ()
-    kind, _ = resolve.load_object(algorithm, "algorithm")
+    kind, _ = user_code.load_object(algorithm, "algorithm")
     return (kind.__name__, resolve.name_of(kind)) if isinstance(kind, type) else ()
 
 

@@ -41,7 +41,7 @@ from glocal.lens.record import copy_checkpoint
 from glocal.lens.training_trace import Checkpoint, require_positive
 from glocal.networks.model import MakeNetwork, Model
 from glocal.rng import generator, global_generator, split
-from glocal.sweeps import resolve
+from glocal.sweeps import resolve, user_code
 from glocal.tree import Params, from_vector, to_vector
 
 PROBE_LOCATIONS = ("initialisation", "path", "solution", "beyond")
@@ -268,7 +268,7 @@ def _approximation(algorithm: Algorithm, model: Model, memory: Memory, probe: Ch
     cls = type(algorithm)
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     built_in = file is None or cls.__module__.startswith("glocal.")
-    return evaluate() if built_in else resolve.call_user_code(evaluate, f"{file}:{cls.__name__}")
+    return evaluate() if built_in else user_code.call_user_code(evaluate, f"{file}:{cls.__name__}")
 
 
 def _varies(values: Tensor, dim: int) -> bool:

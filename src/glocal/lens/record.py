@@ -36,7 +36,7 @@ from glocal.networks.model import MakeNetwork, Model, frozen_parameters, share_p
 from glocal.networks.pretrained import Pretrained
 from glocal.store.run import Run
 from glocal.store.store import Store
-from glocal.sweeps import resolve
+from glocal.sweeps import resolve, user_code
 
 MAX_SNAPSHOT_BYTES = 4 << 30
 """Limit on θ and memory of all snapshots of a retraced run."""
@@ -306,10 +306,10 @@ def _part(kind: str, value: Any, config: Mapping[str, dict[str, str]]) -> Any:
     """
     if value is not None and not isinstance(value, str):
         spec = _file_spec(type(value) if isinstance(value, Algorithm) else value)
-        return spec if spec and resolve.file_hash(spec, kind) == config[kind].get("source") else value
+        return spec if spec and user_code.file_hash(spec, kind) == config[kind].get("source") else value
     if value is not None:
-        if resolve.is_file_spec(value):
-            _require_same(kind, {**config[kind], "source": resolve.file_hash(value, kind)}, config[kind])
+        if user_code.is_file_spec(value):
+            _require_same(kind, {**config[kind], "source": user_code.file_hash(value, kind)}, config[kind])
         return value
     return str(config[kind]["name"])
 

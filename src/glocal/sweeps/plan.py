@@ -127,7 +127,7 @@ def _options(options: SweepOptions) -> dict[str, Any]:
 
 def _with_files(arguments: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
     """Return the arguments with every path.py:Name in a file of another name, and check that all are named."""
-    from glocal.sweeps.resolve import is_file_spec
+    from glocal.sweeps.user_code import is_file_spec
 
     def renamed(spec: Any) -> str:
         if not isinstance(spec, str):
