@@ -11,18 +11,21 @@ from glocal.errors import require, require_known
 
 
 def scalars(options: Any) -> dict[str, float]:
-    """Return the float fields, in which runs of one cohort may differ.
+    """Return the float fields; inside a step they are tensors."""
+    return {f.name: getattr(options, f.name) for f in fields(options) if f.type in ("float", float)}
+
+
+def differing_in_cohorts(algorithm: Any) -> set[str]:
+    """Return the names of an algorithm's fields in which runs of one cohort may differ: the float fields.
 
     There are none if more than the fields would have to differ, for a cohort has one object, whose fields are replaced:
     attributes that are computed from them, or the network that a user's algorithm makes.
     """
-    kind = type(options)
-    computed = vars(options).keys() - {f.name for f in fields(options)}
+    kind = type(algorithm)
+    computed = vars(algorithm).keys() - {f.name for f in fields(algorithm)}
     cached = any(isinstance(part, cached_property) for base in kind.mro() for part in vars(base).values())
-    own_network = not getattr(kind, "network", scalars).__module__.startswith("glocal.")
-    if computed or cached or own_network:
-        return {}
-    return {f.name: getattr(options, f.name) for f in fields(options) if f.type in ("float", float)}
+    own_network = not kind.network.__module__.startswith("glocal.")
+    return set() if computed or cached or own_network else set(scalars(algorithm))
 
 
 def check(options: Any) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 
 import torch
@@ -34,6 +35,14 @@ class Loss(ABC):
     @abstractmethod
     def per_sample(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return ℓ(f_i, y_i), (n,)."""
+
+    def among(self, outputs: Tensor, y: Tensor, classes: Tensor) -> Tensor:
+        """Return ℓ among some classes, a mask (K,): the outputs of the others are −∞."""
+        return self.per_sample(outputs.masked_fill(~classes, -torch.inf), y)
+
+    def has_value_among(self, classes: Tensor) -> bool:
+        """Whether `among` has a value for these classes."""
+        return True
 
     @abstractmethod
     def output_gradient(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -204,12 +213,45 @@ class PerSampleLoss(AutogradLoss):
     def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__(lambda outputs, y: function(outputs, y).mean())
         self.function = function
+        self.ways: dict[tuple[bool, ...], str] = {}
         self.name = getattr(function, "__name__", type(function).__name__)
 
     def per_sample(self, outputs: Tensor, y: Tensor) -> Tensor:
         if outputs.dim() > 2:  # stacked runs
             return torch.stack([self.per_sample(*run) for run in zip(outputs, y, strict=True)])
         return self.function(outputs, y)
+
+    def among(self, outputs: Tensor, y: Tensor, classes: Tensor) -> Tensor:
+        """Return ℓ with outputs of −∞ for the other classes, or without their outputs; NaN if it takes neither."""
+        way = self._way_among(classes)
+        if way == "masked":
+            return super().among(outputs, y, classes)
+        if way == "selected":
+            return self.per_sample(outputs[..., classes], (classes.cumsum(0) - 1)[y])
+        return outputs.new_full(y.shape, torch.nan)
+
+    def has_value_among(self, classes: Tensor) -> bool:
+        return self._way_among(classes) != ""
+
+    def _way_among(self, classes: Tensor) -> str:
+        """Find by examples whether the loss takes outputs of −∞, or else fewer outputs and other numbers of classes.
+
+        It takes those only if it treats all classes alike: if they change places, its values stay.
+        """
+        key = tuple(classes.tolist())
+        if key in self.ways:
+            return self.ways[key]
+        every, mask, self.ways[key] = torch.arange(len(key)), classes.cpu(), ""
+        outputs = torch.randn(len(key), len(key), generator=torch.Generator().manual_seed(0))
+        with suppress(Exception):
+            if self.function(outputs.masked_fill(~mask, -torch.inf)[mask], every[mask]).isfinite().all():
+                self.ways[key] = "masked"
+                return "masked"
+        with suppress(Exception):
+            alike = torch.allclose(self.function(outputs, every), self.function(outputs.roll(1, 1), every.roll(-1)))
+            if alike and self.function(outputs[mask][:, mask], every[: mask.sum()]).isfinite().all():
+                self.ways[key] = "selected"
+        return self.ways[key]
 
     def check(self, outputs: Tensor, y: Tensor) -> None:
         """Raise an error unless the function returns a loss for every example that depends on this example alone."""

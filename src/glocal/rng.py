@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from threading import RLock
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from torch import Tensor
 
 from glocal.errors import GlocalError
 
+Result = TypeVar("Result")
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # as int64, whose sums and products wrap around
 MIX = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)))
 
@@ -62,16 +64,17 @@ def global_generator(stream: torch.Generator, device: torch.device | None = None
         yield
 
 
-@contextmanager
-def seeded_only(part: str, source: str) -> Iterator[None]:
-    """Raise an error if `part`, the code in this block, draws from Python's or numpy's global generator."""
-    before = pickle.dumps((random.getstate(), np.random.get_state()))
-    yield
-    if pickle.dumps((random.getstate(), np.random.get_state())) != before:
-        raise GlocalError(
-            f"{part} draws from Python's random or numpy's global generator, so that runs would depend on each other "
-            f"and could not be repeated: draw from {source}."
-        )
+def seeded_only(function: Callable[[], Result], part: str, source: str) -> Result:
+    """Call a function; raise an error if `part`, its code, draws from Python's or numpy's global generator."""
+    for _ in range(2):  # another thread may have drawn the first time
+        before = pickle.dumps((random.getstate(), np.random.get_state()))
+        result = function()
+        if pickle.dumps((random.getstate(), np.random.get_state())) == before:
+            return result
+    raise GlocalError(
+        f"{part} draws from Python's random or numpy's global generator, so that runs would depend on each other and "
+        f"could not be repeated: draw from {source}."
+    )
 
 
 def fold_in(key: Tensor, purpose: str) -> Tensor:

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 import glocal
 from glocal import losses
-from glocal.algorithms import replay_buffer
+from glocal.algorithms import DER, replay_buffer
 from glocal.algorithms.algorithm import Batch, Memory
 from glocal.challenges import from_tasks
 from glocal.networks.model import Model
@@ -182,3 +182,17 @@ def test_the_stored_loss_of_a_task_leaves_empty_rows_out() -> None:
     memory = replay_buffer.reservoir(replay_buffer.empty(9, batch), batch)
     value = replay_buffer.task_loss(model, memory, 1)(params)
     torch.testing.assert_close(value, functional.cross_entropy(module(x), y))
+    der = DER(slots=9, alpha=2.0)
+    memory = replay_buffer.reservoir(der.init(model, params, batch), batch, logits=torch.ones(5, 3))
+    distance = (module(x) - 1).square().mean()
+    torch.testing.assert_close(der.approximation(model, memory, 1)(params), 2 * distance)
+
+
+def test_empty_rows_have_no_targets() -> None:
+    """They take part with those of the current batch: a relative error is not defined for a target of 0."""
+    module = UnitLength(1)
+    x, y = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)), torch.full((5, 1), 3.0)
+    batch = Batch(x, y, torch.tensor(1), torch.tensor(0))
+    memory = replay_buffer.empty(9, batch)
+    replay = replay_buffer.sample_replay(Model(module, losses.get("squared-error")), batch, memory, 7, torch.tensor(0))
+    assert not replay.weight.any() and (replay.y == 3).all() and replay.x.equal(x[torch.arange(7) % 5])

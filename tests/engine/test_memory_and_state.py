@@ -157,7 +157,26 @@ def test_frozen_parameters_are_part_of_a_networks_name() -> None:
         backbone.requires_grad_(trainable)
         configs.append(resolve.network(network, challenge).config)
         sources.append(resolve.source_hash(network))
-    assert configs[0] == configs[2] != configs[1] and sources[0] == sources[2] != sources[1]
+    assert configs[0] == configs[2] and sources[0] == sources[2] != sources[1]
+    assert configs[0]["made"] != configs[1]["made"]
+
+
+def test_networks_may_hold_any_real_type() -> None:
+    class Half(nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.last, self.scale = nn.Linear(784, 2), nn.Buffer(torch.tensor(scale, dtype=torch.bfloat16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(x.flatten(1)) * self.scale.float()
+
+    challenge = make("split-digits", tasks=2, setting="task")
+
+    def scaled(scale: float, shape: Any, outputs: int) -> nn.Module:
+        return nn.Sequential(Half(scale), nn.Linear(2, outputs))
+
+    made = [resolve.network(partial(scaled, x), challenge).config["made"] for x in (1.0, 2.0)]
+    assert made[0] != made[1]
 
 
 def test_a_challenge_is_named_by_its_outputs_and_setting() -> None:

@@ -93,6 +93,16 @@ class PythonBranch(Base):
         return self.first(x) * (1 if random.random() < 0.5 else 2)
 
 
+class Keeps(Base):
+    """Passes the last batch's hidden state on, with its graph."""
+
+    state: Any = 0.0
+
+    def hidden(self, x: Tensor) -> Tensor:
+        self.state = self.first(x) + 0.1 * self.state
+        return self.state
+
+
 class InPlace(Base):
     def hidden(self, x: Tensor) -> Tensor:
         return self.first(x.sub_(1))
@@ -176,6 +186,7 @@ ALONE, SEEDS, RATES = [(1, 0.1)], [(1, 0.1), (2, 0.1)], [(1, 0.1), (1, 0.2)]
         (NumpyNoise, "generator of its own"),
         (PythonNoise, "Python's random"),
         (PythonBranch, "Python's random"),
+        (Keeps, "keeps other state"),
         (InPlace, "in place"),
     ],
 )
@@ -205,6 +216,33 @@ def test_a_padding_row_that_no_checked_example_has_stays_zero(tmp_path: Path) ->
     for run in glocal.sweep(tokens, ["sgd"], [0.5], [1, 2], store=tmp_path, **options):
         rows = run.state(1)["0.weight"]
         assert not rows[0].any() and rows[1:].any()
+
+
+class NoGradient(Base):
+    """Has no gradient in evaluation mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.set_grad_enabled(self.training):
+            return nn.functional.dropout(super().forward(x), 0.1, self.training)
+
+
+def embedded(frozen: bool) -> Callable[[int], nn.Module]:
+    class Words(Base):
+        def __init__(self, outputs: int) -> None:
+            super().__init__(outputs)
+            self.embedding = nn.Embedding(5, FEATURES, padding_idx=0)
+            self.embedding.requires_grad_(not frozen)
+
+        def hidden(self, x: Tensor) -> Tensor:
+            return self.first(self.embedding((x > 0).long()).mean(1))
+
+    return Words
+
+
+def test_what_is_no_obstacle_is_trained_together() -> None:
+    assert chosen(NoGradient, SEEDS).name == "vectorised"
+    assert chosen(embedded(True), RATES).name == "vectorised"
+    assert chosen(embedded(False), RATES).name == "sequential"
 
 
 def complex_weights(shape: Sequence[int], outputs: int) -> nn.Module:

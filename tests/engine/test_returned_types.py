@@ -15,6 +15,7 @@ from fake_runs import fake_run
 import glocal
 from glocal.algorithms import SGD
 from glocal.errors import GlocalError
+from glocal.rng import seeded_only
 from glocal.store.run import Runs
 from glocal.sweeps import resolve
 
@@ -95,6 +96,31 @@ class Detached(SGD):
 
 
 @dataclass(frozen=True)
+class Directed(Detached):
+    name = "directed"
+
+    def direction(self, model: Any, grads: Any, params: Any, memory: Any, batch: Any) -> Any:
+        return {k: torch.ones_like(p) for k, p in params.items()}
+
+
+@dataclass(frozen=True)
+class Consolidates(SGD):
+    name = "consolidates"
+
+    def consolidate(self, model: Any, params: Any, memory: Any, data: Any) -> Any:
+        np.random.permutation(len(data.y))
+        return memory
+
+
+@dataclass(frozen=True)
+class Predicts(SGD):
+    name = "predicts"
+
+    def predict(self, model: Any, params: Any, memory: Any, x: Any, task: int) -> Any:
+        return model.outputs(params, x) + random.random()
+
+
+@dataclass(frozen=True)
 class Fewer(SGD):
     name = "fewer"
 
@@ -104,6 +130,35 @@ class Fewer(SGD):
 
 class Undecorated(SGD):
     name = "undecorated"
+    strength: float = 0.1
+
+
+class Between(SGD):
+    strength: float = 0.1
+
+
+@dataclass(frozen=True)
+class Last(Between):
+    name = "last"
+
+
+class Named(SGD):
+    """Its helpers are called nearly as methods of the protocol."""
+
+    name: str = "named"  # type: ignore[misc]
+
+    def objective(self, model: Any, params: Any, memory: Any, batch: Any) -> Any:
+        return self._objective(model, params, batch) + self.objectives()
+
+    def _objective(self, model: Any, params: Any, batch: Any) -> Any:
+        return model.loss(params, batch.x, batch.y)
+
+    def objectives(self) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Slots(SGD):
     strength: float = 0.1
 
 
@@ -163,6 +218,28 @@ def test_noise_that_no_seed_covers_is_refused(
         glocal.sweep("rotated-digits", [Noisy()], [0.1], seeds, **TINY)
 
 
+@pytest.mark.parametrize("kind", ["Consolidates", "Predicts"])
+def test_noise_after_a_task_is_refused(kind: str) -> None:
+    with pytest.raises(GlocalError, match="draws from Python's random or numpy's"):
+        glocal.sweep("rotated-digits", [globals()[kind]()], [0.1], [1], **TINY)
+
+
+def test_a_draw_of_another_thread_is_not_blamed_on_the_code() -> None:
+    calls: list[int] = []
+
+    def once() -> int:
+        calls.append(len(calls))
+        return random.randrange(9) if len(calls) == 1 else len(calls)
+
+    assert seeded_only(once, "the code", "its key") == 2
+
+
+def test_an_own_direction_needs_no_gradient() -> None:
+    """Steps along a fixed direction, as of an evolution strategy."""
+    run = glocal.sweep("rotated-digits", [Directed()], [0.1], [1], **TINY)[0]
+    assert run.arrays["distance_from_init"][0] > 0
+
+
 @pytest.mark.parametrize("seeds", [[1], [1, 2]])
 def test_an_objective_of_the_networks_own_parameters_is_refused(seeds: list[int]) -> None:
     for algorithm in (Forgets(), Detached()):
@@ -198,6 +275,8 @@ def test_arguments_of_a_method_may_have_any_names(name: str, method: Any) -> Non
     ("algorithm", "message"),
     [
         (Undecorated, r"declares fields \(strength\) without @dataclass"),
+        (Last, r"Between declares fields \(strength\) without @dataclass"),
+        (Slots, "slots=True"),
         (Computed, r"init=False \(half\)"),
         (Holds, r"holds\.weights = tensor.* cannot be part of a run's name"),
         (type("Own", (SGD,), {"objectve": SGD.objective, "name": "own"}), "'objectve'.*did you mean 'objective'"),
@@ -206,6 +285,15 @@ def test_arguments_of_a_method_may_have_any_names(name: str, method: Any) -> Non
 def test_definitions_that_would_be_ignored_are_refused(algorithm: Any, message: str) -> None:
     with pytest.raises(GlocalError, match=message):
         resolve.algorithm(algorithm)
+
+
+def test_a_field_of_any_type_takes_what_a_name_can_hold() -> None:
+    for value in (None, "text", [1, 2], {"a": 0.5}):
+        assert resolve.algorithm(Holds(weights=value)).config["options"] == {"weights": value}
+
+
+def test_helpers_may_be_called_nearly_as_methods() -> None:
+    assert resolve.algorithm(Named).config["name"] == "named"
 
 
 def test_versions_of_an_algorithm_can_be_told_apart() -> None:

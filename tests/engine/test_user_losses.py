@@ -64,6 +64,23 @@ def weighted(outputs: Tensor, y: Tensor) -> Tensor:
     return cross_entropy(outputs, y, torch.tensor([1.0, 2.0, 3.0, 4.0]), reduction="none")
 
 
+WEIGHTS = torch.tensor([1.0, 1.0, 10.0, 10.0])
+
+
+def weighted_and_smooth(outputs: Tensor, y: Tensor) -> Tensor:
+    """Without the other outputs the labels would have other weights."""
+    return WEIGHTS[y] * smooth(outputs, y)
+
+
+def of_three(outputs: Tensor, y: Tensor) -> Tensor:
+    """Two outputs are too few."""
+    return outputs.topk(3).values.sum(-1) - outputs.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+
+
+def of_unit_length(outputs: Tensor, y: Tensor) -> Tensor:
+    return smooth(outputs / outputs.norm(dim=-1, keepdim=True), y)
+
+
 def of_four(outputs: Tensor, y: Tensor) -> Tensor:
     return (outputs - torch.nn.functional.one_hot(y, 4)).square().sum(-1)
 
@@ -134,7 +151,7 @@ def test_multi_label_training_is_that_of_torch(execution: Execution) -> None:
     assert last.record.arrays["test_class_accuracy"].isnan().all()
 
 
-@pytest.mark.parametrize("loss", [smooth, focal, weighted])
+@pytest.mark.parametrize("loss", [smooth, focal, weighted, of_unit_length])
 def test_the_loss_among_a_tasks_classes_is_that_of_its_outputs(loss: Any, tmp_path: Path) -> None:
     """Smoothing and a factor for all classes leave no room for outputs of −∞; weights of all classes need them."""
     made = classes(loss)
@@ -156,10 +173,12 @@ def test_the_loss_among_a_tasks_classes_is_that_of_its_outputs(loss: Any, tmp_pa
 def test_early_stopping_needs_a_loss_among_the_tasks_classes(tmp_path: Path) -> None:
     """With one, a run whose loss falls in every epoch is trained to the end."""
     options: Any = {"epochs": 6, "batch_size": 8}
-    with pytest.raises(GlocalError, match="no run has a finite validation loss"):
-        glocal.sweep(classes(of_four, "task", True), ["sgd"], [0.2], [1], patience=2, store=tmp_path / "a", **options)
-    (run,) = glocal.sweep(classes(of_four), ["sgd"], [0.2], [1], store=tmp_path / "b", **options)
-    assert np.isnan(run.arrays["test_task_loss"]).all() and np.isfinite(run.arrays["test_class_loss"]).all()
+    for loss in (of_four, of_three, weighted_and_smooth):
+        made = classes(loss, "task", True)
+        with pytest.raises(GlocalError, match="patience needs a loss among the classes of task 1"):
+            glocal.sweep(made, ["sgd"], [0.2], [1], patience=2, store=tmp_path / "refused", **options)
+        (run,) = glocal.sweep(classes(loss), ["sgd"], [0.01], [1], store=tmp_path / loss.__name__, **options)
+        assert np.isnan(run.arrays["test_task_loss"]).all() and np.isfinite(run.arrays["test_class_loss"]).all()
     runs = [
         glocal.sweep(
             classes(smooth, "task", True), ["sgd"], [0.2], [1], patience=n, store=tmp_path / str(n), **options

@@ -98,10 +98,13 @@ def test_attention_drops_its_weights(need_weights: bool, causal: bool) -> None:
     assert float(kept[weights > 0].float().mean()) == pytest.approx(0.5, abs=0.05)
 
 
-def test_attention_to_nothing_is_zero_as_in_torch() -> None:
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_attention_to_nothing_is_zero_as_in_torch(kind: str) -> None:
     """The second example has no key. A dropout that drops none must give torch's output and gradient."""
     query = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
     mask = torch.tensor([[True, True, False], [False, False, False]])[:, None, :]
+    if kind == "float":
+        mask = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
 
     def attend(dropout: float) -> tuple[Tensor, Tensor]:
         attention = functional.scaled_dot_product_attention

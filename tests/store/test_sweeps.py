@@ -304,7 +304,23 @@ class Cached(SGD):
     objective = Halved.objective
 
 
-@pytest.mark.parametrize("algorithm", [Dropped, Halved, Cached])
+@dataclass(frozen=True)
+class Noted(SGD):
+    """Notes something in `init`; its options are tensors in a step, as those of other algorithms."""
+
+    name: ClassVar[str] = "noted"
+    rate: float = 0.0
+
+    def init(self, model: Any, params: Any, example: Any) -> Any:
+        object.__setattr__(self, "shapes", {k: p.shape for k, p in params.items()})
+        return {}
+
+    def objective(self, model: Any, params: Any, memory: Any, batch: Any) -> Any:
+        decay = sum(p.square().sum() for p in params.values())
+        return model.loss(params, batch.x, batch.y) + torch.exp(self.rate) * decay  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("algorithm", [Dropped, Halved, Cached, Noted])
 def test_what_is_computed_from_options_is_every_runs_own(algorithm: Any, tmp_path: Path) -> None:
     """Beside other values of the option as alone, and not the same for all."""
     grid = [algorithm(rate=rate) for rate in (0.0, 0.5, 0.9)]

@@ -78,16 +78,26 @@ def sample_replay(model: Model, batch: Batch, memory: Memory, count: int, key: T
     substitutes = torch.arange(replay.weight.shape[0], device=batch.y.device) % batch.y.shape[0]
     stored = (replay.weight > 0).view(-1, *[1] * (batch.stored.dim() - 1))
     x = torch.where(stored, replay.x, take(batch.stored, substitutes))
-    return replay._replace(x=model.prepare(x))
+    stored = (replay.weight > 0).view(-1, *[1] * (batch.y.dim() - 1))
+    y = torch.where(stored, replay.y, take(batch.y, substitutes))
+    return replay._replace(x=model.prepare(x), y=y)
 
 
 def task_loss(model: Model, memory: Memory, task: int) -> Approximation:
     r"""Return \hat L_o of Eq. replay-approx, (1/|S_o|) Σ_{(x,y) ∈ S_o} ℓ(x, y, θ) over the stored examples S_o."""
-    stored = memory["task"][:-1] == task
-    # Empty rows may be no valid inputs: they take part as copies, with weight 0.
-    rows = torch.where(stored, torch.arange(stored.shape[0], device=stored.device), stored.int().argmax())
+    rows, weight = rows_of_task(memory, task)
     x, y = take(memory["x"], rows), take(memory["y"], rows)
-    return lambda params: model.loss(params, x, y, stored.float())
+    return lambda params: model.loss(params, x, y, weight)
+
+
+def rows_of_task(memory: Memory, task: int) -> tuple[Tensor, Tensor]:
+    """Return as many rows as there are slots, and weights: 1 for rows of the task, 0 for copies of the first of them.
+
+    Other rows may be empty, and zeros no valid input.
+    """
+    stored = memory["task"][:-1] == task
+    slots = torch.arange(stored.shape[0], device=stored.device)
+    return torch.where(stored, slots, stored.int().argmax()), stored.float()
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:

@@ -156,18 +156,24 @@ def check_steps(cohort: Cohort, loader: Loader) -> None:
     short_loader.steps = min(loader.steps, 2)
     loader.load_epoch(0)
     alone = cohort.only(cohort.members[:1])
-    with seeded_only(name, "batch.key (glocal.rng) or torch's generator"):
-        try:
-            state, executor = alone.initial_state(loader.example()), Sequential(alone)
-            executor.before_epoch(state, 0)
-            copies = [State.from_tree(tree.map_tree(torch.clone, state.as_tree()), state.clock) for _ in range(2)]
-            first, second = (executor.epoch(start, short_loader, 0, lambda steps: None) for start in copies)
-        except GlocalError:
-            raise
-        except Exception:  # training meets the error too, and reports it
-            return
-        with torch.no_grad(), suppress(Exception):
+    vars(alone).update(draws=cohort.draws, shared_network=cohort.shared_network)  # those of the first member
+
+    def steps() -> tuple[Tensor, Tensor]:
+        state, executor = alone.initial_state(loader.example()), Sequential(alone)
+        executor.before_epoch(state, 0)
+        copies = [State.from_tree(tree.map_tree(torch.clone, state.as_tree()), state.clock) for _ in range(2)]
+        first, second = (executor.epoch(start, short_loader, 0, lambda steps: None) for start in copies)
+        with torch.no_grad(), suppress(Exception):  # eight examples may be too few
             executor.consolidate(state, loader, limit=8)
+            executor.predict(state, slice(0, 1), loader.x[None, :2], 0)
+        return first, second
+
+    try:
+        first, second = seeded_only(steps, name, "batch.key (glocal.rng) or torch's generator")
+    except GlocalError:
+        raise
+    except Exception:  # training meets the error too, and reports it
+        return
     same = torch.allclose(first, second, rtol=TOLERANCE, equal_nan=True)
     reason = "it keeps state outside of its memory, or draws from a generator of its own"
     require(same, f"{name} gives different losses for the same step: {reason}. Runs would depend on each other.")

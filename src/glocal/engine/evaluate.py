@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from statistics import median
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from glocal.engine.config import MEASURES, VALIDATION_MEASURES
 from glocal.engine.executors import Executor
 from glocal.engine.loader import evenly_spaced
 from glocal.engine.state import State
-from glocal.errors import require
+from glocal.errors import GlocalError, require
 
 
 @dataclass
@@ -148,11 +147,27 @@ class Evaluator:
     def validation_losses(self, executor: Executor, state: State, task: int) -> Tensor:
         """Return every run's mean loss on a task's validation data, among the classes that its setting counts."""
         losses = torch.full((len(self.cohort),), torch.nan, dtype=torch.float64)
-        seen, name = self._seen_classes(task), "class" if self.cohort.challenge.setting == "class" else "task"
+        seen, name = self._seen_classes(task), self._validation_scope
         for runs, splits, mask in self._data(task):
             masks = {"task": mask, "class": None if seen is None or mask is None else seen | mask}
             losses[runs] = self._split(executor, state, runs, splits["validation"], masks, task)[f"{name}_loss"]
         return losses
+
+    def check_validation_loss(self, task: int) -> None:
+        """Raise an error if the loss has no value among the classes that count."""
+        seen = self._seen_classes(task)
+        for _, _, mask in self._data(task):
+            masks = {"task": mask, "class": None if seen is None or mask is None else seen | mask}
+            classes = masks[self._validation_scope]
+            require(
+                classes is None or self.loss.has_value_among(classes),
+                f"patience needs a loss among the classes of task {task + 1}: '{self.loss.name}' takes neither outputs "
+                "of −∞ for the others, nor the outputs of these alone. Leave patience out, or give another loss.",
+            )
+
+    @property
+    def _validation_scope(self) -> str:
+        return "class" if self.cohort.challenge.setting == "class" else "task"
 
     def _seen_classes(self, row: int) -> Tensor | None:
         """Return a mask of the classes of the first `row` tasks if others do not count, otherwise None."""
@@ -180,11 +195,11 @@ class Evaluator:
         for x, y in zip(data.x.split(chunk, 1), data.y.split(chunk, 1), strict=True):
             outputs = executor.predict(state, runs, x, task)
             targets = y.repeat_interleave(outputs.shape[0] // y.shape[0], 0)
-            expected = (x.shape[1], self.cohort.challenge.outputs)
-            message = (
-                f"{self.cohort.algorithm.name}.predict must return logits of shape {expected} for {x.shape[1]} inputs"
-            )
-            require(outputs.shape[1:] == expected, f"{message}; it returned {tuple(outputs.shape[1:])}.")
+            if outputs.shape[1:] != (expected := (x.shape[1], self.cohort.challenge.outputs)):
+                raise GlocalError(
+                    f"{self.cohort.algorithm.name}.predict must return logits of shape {expected} for {x.shape[1]} "
+                    f"inputs; it returned {tuple(outputs.shape[1:])}."
+                )
             for scope, mask in masks.items():
                 if scope == "task" and mask is None:
                     continue
@@ -202,31 +217,8 @@ class Evaluator:
         if mask is None:
             loss = self.loss.per_sample(outputs, targets).sum(1, dtype=torch.float64)
         else:
-            loss = self._loss_among(outputs, targets, mask).sum(1, dtype=torch.float64)
+            loss = self.loss.among(outputs, targets, mask).sum(1, dtype=torch.float64)
             outputs = outputs.masked_fill(~mask, -torch.inf)
         if targets.is_floating_point():
             return {"loss": loss, "accuracy": torch.full_like(loss, torch.nan)}
         return {"loss": loss, "accuracy": (outputs.argmax(-1) == targets).sum(1).double()}
-
-    @cached_property
-    def _loss_among(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """The loss among some classes: with outputs of −∞ for the others if it takes them, otherwise without them.
-
-        A loss that does neither, for example of one-hot labels of all classes, has no value there: NaN.
-        """
-        device = self.cohort.device
-        outputs = torch.zeros(1, self.cohort.challenge.outputs, device=device)
-        first, mask = torch.zeros(1, dtype=torch.long, device=device), torch.ones_like(outputs[0], dtype=torch.bool)
-        mask[-1] = False
-
-        def masked(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-            return self.loss.per_sample(outputs.masked_fill(~mask, -torch.inf), targets)
-
-        def selected(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-            return self.loss.per_sample(outputs[..., mask], (mask.cumsum(0) - 1)[targets])
-
-        for loss in (masked, selected):
-            with suppress(Exception):
-                if loss(outputs, first, mask).isfinite().all():
-                    return loss
-        return lambda outputs, targets, mask: outputs.new_full(targets.shape, torch.nan)

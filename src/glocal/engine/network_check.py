@@ -7,7 +7,9 @@ those of plain PyTorch: `loss.backward()` with the network of a seed as it was m
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +19,13 @@ from glocal import tree
 from glocal.algorithms.baselines import SGD
 from glocal.engine.cohort import CPU, Cohort, Member
 from glocal.engine.loader import Loader
-from glocal.errors import require
+from glocal.errors import GlocalError, require
 from glocal.inputs import evenly_spaced_indices
 from glocal.networks.layer_calls import set_eval_mode
 from glocal.rng import generator, global_generator, seeded_only
 from glocal.tree import Params
 
 EXAMPLES = 4
-PADDED = nn.Embedding, nn.EmbeddingBag
 TOLERANCE, REPEATED = 0.01, 1e-4
 """Largest difference of a gradient from plain PyTorch's, and from the same pass again, relative to its norm."""
 HOOKS = "Hooks on parameters, activation checkpointing and functions that hold layers do not work here: remove them"
@@ -64,26 +65,33 @@ class NetworkCheck:
                 for k, tensor in (*network.named_parameters(), *network.named_buffers()):
                     tensor.copy_(before[k])
 
-        with seeded_only(f"the network {name}", "torch's global generator"):
-            try:
-                first = self._backward(network, inputs, y)
-            except Exception:  # training meets the error too, and reports it
-                return None
+        backward = partial(self._backward, network, inputs, y)
+        try:
+            first = seeded_only(backward, f"the network {name}", "torch's global generator")
+        except GlocalError:
+            raise
+        except Exception:  # training meets the error too, and reports it
+            return None
         message = f"the network {name} changes its inputs in place, and with them the data: work on a copy, x.clone()."
         require(torch.equal(inputs, x), message)
+        second: Params = {}
         if run == 0:
             restore()
-            second = self._backward(network, x.clone(), y)
+            with suppress(Exception):  # for example because a graph is kept, and passed through again
+                second = self._backward(network, x.clone(), y)
             finite = all(g.isfinite().all() for g in first.values())
             require(
-                not finite or not _differing_names(second, first, REPEATED),
+                not finite or (bool(second) and not _differing_names(second, first, REPEATED)),
                 f"the network {name} gives different results for the same inputs, parameters and buffers: it keeps "
                 "other state, or draws from a generator of its own. Runs would depend on each other. Keep state in "
                 "buffers (register_buffer), and draw from torch's global generator.",
             )
         if not self.training:
             restore()
-            first = self._backward(set_eval_mode(network), x.clone(), y)
+            try:
+                first = self._backward(set_eval_mode(network), x.clone(), y)
+            except Exception:  # only training mode may have a gradient
+                return None
         return first if all(g.isfinite().all() for g in first.values()) else None
 
     def _backward(self, network: nn.Module, x: Tensor, y: Tensor) -> Params:
@@ -113,8 +121,11 @@ class NetworkCheck:
     def together(self) -> None:
         """Raise if runs that are trained together would have other gradients: torch's rules for `vmap` have gaps."""
         model = self.cohort.model(vectorised=True)
-        padded = [m for m in model.module.modules() if isinstance(m, PADDED) and m.padding_idx is not None]
+        embeddings = [m for m in model.module.modules() if isinstance(m, nn.Embedding) and m.weight.requires_grad]
+        padded = any(m.padding_idx is not None for m in embeddings)
         require(not padded, "torch's rule for padding_idx trains the padding row of all runs but the first")
+        if not any(self.expected):
+            return
         leaves = {k: p.detach().requires_grad_() for k, p in self.params.items()}
 
         def loss(params: Params, buffers: Params, x: Tensor, y: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ Every executor maps `step` over runs: `vmap` for a cohort, nothing for a single 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -47,14 +47,7 @@ def step(program: Program, state: State, hyper: Hyper, batch: Batch, map: Map) -
         objective = map(program.objective, in_dims=(0, 0, 0, 0, BATCH_DIMS))
         losses: Tensor
         losses, buffers, aux = objective(leaves, state.buffers, memory, hyper, batch)
-        inputs = list(leaves.values()) if losses.requires_grad else []
-        gradients = torch.autograd.grad(losses.sum(), inputs, allow_unused=True) if inputs else ()
-    message = (
-        f"{program.algorithm.name}.objective does not depend on `params`, so that nothing would be learnt: compute"
-    )
-    require(
-        any(g is not None for g in gradients), f"{message} it by model.outputs(params, x) or model.loss(params, x, y)."
-    )
+        gradients = gradients_of(losses, list(leaves.values()), program.algorithm)
     with torch.no_grad():
         # As in torch.optim, parameters without a gradient are not updated unless `direction` says otherwise.
         used = {k: g for k, g in zip(params, gradients, strict=True) if g is not None}
@@ -72,6 +65,20 @@ def step(program: Program, state: State, hyper: Hyper, batch: Batch, map: Map) -
             state.memory = unshare(memory, batch)
         state.buffers = {k: b.detach() for k, b in buffers.items()}
     return losses.detach()
+
+
+def gradients_of(losses: Tensor, leaves: Sequence[Tensor], algorithm: Algorithm) -> Sequence[Tensor | None]:
+    """Return the gradients of the losses, None where they do not depend on a parameter."""
+    gradients: Sequence[Tensor | None] = [None] * len(leaves)
+    if losses.requires_grad:
+        gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+    replaced = type(algorithm).direction is not Algorithm.direction
+    require(
+        replaced or any(g is not None for g in gradients),
+        f"{algorithm.name}.objective does not depend on `params`, so that nothing would be learnt: compute it by "
+        "model.outputs(params, x) or model.loss(params, x, y).",
+    )
+    return gradients
 
 
 def unmapped(function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:

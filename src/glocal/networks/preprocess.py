@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -46,15 +48,15 @@ class InputTransform:
         """Raise an error if a user's augmentation fails, or changes the shape or dtype."""
         x, name = self.normalize(x).clone(), getattr(function, "__name__", type(function).__name__)
         inputs = x.clone()
-        with seeded_only(f"the transform '{name}'", "its key (glocal.rng)"):
-            try:
-                y = function(inputs, torch.zeros((), dtype=torch.long, device=x.device))
-            except Exception as error:
-                arguments = f"x of shape {tuple(x.shape)} and {x.dtype}, and a key"
-                raise GlocalError(
-                    f"the transform '{name}' does not accept {arguments}: {first_line(error)}."
-                ) from error
-        same = torch.allclose(inputs, x, rtol=0, atol=0, equal_nan=True)
+        transform = partial(function, inputs, torch.zeros((), dtype=torch.long, device=x.device))
+        try:
+            y = seeded_only(transform, f"the transform '{name}'", "its key (glocal.rng)")
+        except GlocalError:
+            raise
+        except Exception as error:
+            arguments = f"x of shape {tuple(x.shape)} and {x.dtype}, and a key"
+            raise GlocalError(f"the transform '{name}' does not accept {arguments}: {first_line(error)}.") from error
+        same = torch.equal(inputs, x)
         require(same, f"the transform '{name}' changes its inputs in place: work on a copy, x.clone().")
         same = isinstance(y, Tensor) and (y.shape, y.dtype) == (x.shape, x.dtype)
         output = f"{tuple(y.shape)} and {y.dtype}" if isinstance(y, Tensor) else f"a {type(y).__name__}"

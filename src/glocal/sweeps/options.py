@@ -202,6 +202,8 @@ def convert(name: str, hint: Any, value: Any) -> Any:
         hint: bool, int, float, str, a Literal, an optional one of these, or a class to call with the value.
         value: the value to convert.
     """
+    if hint is Any:
+        return value
     allowed = get_args(hint)
     if get_origin(hint) is Literal:
         if not isinstance(value, str | int) or value not in allowed:

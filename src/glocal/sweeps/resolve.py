@@ -245,9 +245,13 @@ def algorithm(spec: str | Algorithm | type[Algorithm], options: Mapping[str, Any
     if not issubclass(kind, Algorithm):
         raise GlocalError(f"'{kind.__name__}' is not an algorithm: it does not subclass glocal.Algorithm.")
     fields = dataclasses.fields(kind)
-    annotations = [k for k, hint in inspect.get_annotations(kind).items() if "ClassVar" not in str(hint)]
-    ignored = ", ".join([] if "__dataclass_fields__" in vars(kind) else annotations)
-    require(not ignored, f"{name_of(kind)} declares fields ({ignored}) without @dataclass(frozen=True).")
+    for base in kind.mro()[: kind.mro().index(Algorithm)]:
+        annotations = [k for k, hint in inspect.get_annotations(base).items() if "ClassVar" not in str(hint)]
+        ignored = ", ".join(k for k in annotations if not hasattr(Algorithm, k) and k not in {f.name for f in fields})
+        require(not ignored, f"{base.__name__} declares fields ({ignored}) without @dataclass(frozen=True).")
+        require(
+            "__slots__" not in vars(base), f"{base.__name__} has slots=True, with which options cannot differ: omit it."
+        )
     computed = ", ".join(f.name for f in fields if not f.init)
     require(not computed, f"{name_of(kind)} has fields with init=False ({computed}): compute them in its methods.")
     covered = list(inspect.signature(kind).parameters) == [f.name for f in fields]
@@ -274,11 +278,11 @@ def _check_methods(algorithm: Algorithm) -> None:
     """Raise an error if a method is misspelt, or does not take the arguments that the engine calls it with."""
     methods = {k: f for k, f in inspect.getmembers(Algorithm, inspect.isfunction) if not k.startswith("_")}
     for name, _ in inspect.getmembers(type(algorithm), inspect.isfunction):
-        likely = get_close_matches(name, methods, 1, cutoff=0.85)
-        if likely and name not in methods:
+        likely = [] if name.startswith("_") or name in methods else get_close_matches(name, methods, 1, cutoff=0.85)
+        if likely and not any({name, likely[0]} <= vars(kind).keys() for kind in type(algorithm).mro()):
             raise GlocalError(
                 f"{name_of(algorithm)} has a method '{name}', which the protocol does not know: did you mean "
-                f"'{likely[0]}'? If not, give it another name."
+                f"'{likely[0]}'? If not, give it another name, or one that begins with an underscore."
             )
     for name, method in methods.items():
         arguments = [*inspect.signature(method).parameters][1:]

@@ -34,7 +34,7 @@ from glocal.engine.memory_budget import SMALLER, is_out_of_memory, largest_cohor
 from glocal.engine.state import State
 from glocal.errors import GlocalError, GlocalWarning, first_line
 from glocal.files import DamagedError, StorageError, read_twice
-from glocal.hyperparameters import scalars
+from glocal.hyperparameters import differing_in_cohorts
 from glocal.networks.model import frozen_parameters
 from glocal.store.lease import LeaseLost
 from glocal.store.run import Run, Runs
@@ -303,7 +303,8 @@ def make_groups(context: SweepContext, requests: Iterable[RunRequest]) -> list[G
 def _cohort_key(request: RunRequest) -> str:
     """Return what runs of a cohort share: all but seed, learning rate and scalar hyperparameters."""
     config, member = request.config.as_dict() | {"lr": None, "seed": None}, request.member
-    options = {k: v for k, v in config["algorithm"]["options"].items() if k not in scalars(member.algorithm)}
+    differing = differing_in_cohorts(member.algorithm)
+    options = {k: v for k, v in config["algorithm"]["options"].items() if k not in differing}
     shared = {"algorithm": config["algorithm"] | {"options": options}, "optimizer": member.optimizer.structure()}
     if request.parent is not None:
         shared["parent"] = request.parent.tasks, request.parent.config.get("horizon")
