@@ -90,11 +90,11 @@ class DER(ER):
         return replay_buffer.reservoir(memory, step.batch, logits=step.aux["logits"])
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:
-        rows, weight = replay_buffer.rows_of_task(memory, task)
-        x, logits = take(memory["x"], rows), take(memory["logits"], rows)
+        stored = (memory["task"][:-1] == task).to(memory["logits"].dtype)
 
         def value(params: Mapping[str, Tensor]) -> Tensor:
-            return self.alpha * _weighted_mean((model.outputs(params, x) - logits).square().mean(-1), weight)
+            outputs = model.outputs(params, memory["x"][:-1])
+            return self.alpha * _weighted_mean((outputs - memory["logits"][:-1]).square().mean(-1), stored)
 
         return value
 

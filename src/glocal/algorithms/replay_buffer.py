@@ -23,12 +23,16 @@ class Replay(NamedTuple):
 
 
 def empty(slots: int, example: Batch) -> Memory:
-    """Return an empty buffer. It has one row more than slots, which receives rejected writes and is never read."""
+    """Return an empty buffer. It has one row more than slots, which receives rejected writes and is never read.
+
+    Empty rows pass through the network with weight 0. They hold an example, for zeros may be no valid input, and their
+    loss not finite.
+    """
     rows = slots + 1
     device = example.y.device
     return {
-        "x": torch.zeros(rows, *example.stored.shape[1:], dtype=example.stored.dtype, device=device),
-        "y": torch.zeros(rows, *example.y.shape[1:], dtype=example.y.dtype, device=device),
+        "x": example.stored[:1].repeat(rows, *[1] * (example.stored.dim() - 1)),
+        "y": example.y[:1].repeat(rows, *[1] * (example.y.dim() - 1)),
         "task": torch.full((rows,), -1, dtype=torch.long, device=device),
         "count": torch.zeros((), dtype=torch.long, device=device),
     }
@@ -70,34 +74,21 @@ def draw(memory: Memory, count: int, key: Tensor, ordered: bool = False) -> Repl
 def sample_replay(model: Model, batch: Batch, memory: Memory, count: int, key: Tensor) -> Replay:
     """Draw a replay batch for a forward pass, augmented anew.
 
-    Rows of weight 0 are copied from the current batch: BatchNorm's statistics include them, and zeros may be no valid
-    input, with outputs that are not finite.
+    BatchNorm's statistics include rows of weight 0, so with BatchNorm such rows are copied from the current batch.
     """
     # Augmentation uses random numbers by position, so the order must not depend on the device.
     replay = draw(memory, count, key, ordered=model.transform.augmentation is not None)
-    substitutes = torch.arange(replay.weight.shape[0], device=batch.y.device) % batch.y.shape[0]
-    stored = (replay.weight > 0).view(-1, *[1] * (batch.stored.dim() - 1))
-    x = torch.where(stored, replay.x, take(batch.stored, substitutes))
-    stored = (replay.weight > 0).view(-1, *[1] * (batch.y.dim() - 1))
-    y = torch.where(stored, replay.y, take(batch.y, substitutes))
-    return replay._replace(x=model.prepare(x), y=y)
+    if model.has_batchnorm:
+        substitutes = torch.arange(replay.weight.shape[0], device=batch.y.device) % batch.y.shape[0]
+        stored = (replay.weight > 0).view(-1, *[1] * (batch.x.dim() - 1))
+        replay = replay._replace(x=torch.where(stored, replay.x, take(batch.stored, substitutes)))
+    return replay._replace(x=model.prepare(replay.x))
 
 
 def task_loss(model: Model, memory: Memory, task: int) -> Approximation:
     r"""Return \hat L_o of Eq. replay-approx, (1/|S_o|) Σ_{(x,y) ∈ S_o} ℓ(x, y, θ) over the stored examples S_o."""
-    rows, weight = rows_of_task(memory, task)
-    x, y = take(memory["x"], rows), take(memory["y"], rows)
-    return lambda params: model.loss(params, x, y, weight)
-
-
-def rows_of_task(memory: Memory, task: int) -> tuple[Tensor, Tensor]:
-    """Return as many rows as there are slots, and weights: 1 for rows of the task, 0 for copies of the first of them.
-
-    Other rows may be empty, and zeros no valid input.
-    """
-    stored = memory["task"][:-1] == task
-    slots = torch.arange(stored.shape[0], device=stored.device)
-    return torch.where(stored, slots, stored.int().argmax()), stored.float()
+    stored = (memory["task"][:-1] == task).float()
+    return lambda params: model.loss(params, memory["x"][:-1], memory["y"][:-1], stored)
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:
