@@ -134,7 +134,7 @@ class Evaluator:
         seen = self._seen_classes(row)
         for task in range(first, self.cohort.challenge.tasks):
             for runs, splits, mask in self._data(task):
-                masks = {"task": mask, "class": None if seen is None or mask is None else seen | mask}
+                masks = _scopes(mask, seen)
                 for split, data in splits.items():
                     for name, values in self._split(executor, state, runs, data, masks, task).items():
                         record.arrays[f"{split}_{name}"][runs, row, task] = values
@@ -149,7 +149,7 @@ class Evaluator:
         losses = torch.full((len(self.cohort),), torch.nan, dtype=torch.float64)
         seen, name = self._seen_classes(task), self._validation_scope
         for runs, splits, mask in self._data(task):
-            masks = {"task": mask, "class": None if seen is None or mask is None else seen | mask}
+            masks = _scopes(mask, seen)
             losses[runs] = self._split(executor, state, runs, splits["validation"], masks, task)[f"{name}_loss"]
         return losses
 
@@ -157,8 +157,7 @@ class Evaluator:
         """Raise an error if the loss has no value among the classes that count."""
         seen = self._seen_classes(task)
         for _, _, mask in self._data(task):
-            masks = {"task": mask, "class": None if seen is None or mask is None else seen | mask}
-            classes = masks[self._validation_scope]
+            classes = _scopes(mask, seen)[self._validation_scope]
             require(
                 classes is None or self.loss.has_value_among(classes),
                 f"patience needs a loss among the classes of task {task + 1}: '{self.loss.name}' takes neither outputs "
@@ -222,3 +221,8 @@ class Evaluator:
         if targets.is_floating_point():
             return {"loss": loss, "accuracy": torch.full_like(loss, torch.nan)}
         return {"loss": loss, "accuracy": (outputs.argmax(-1) == targets).sum(1).double()}
+
+
+def _scopes(mask: Tensor | None, seen: Tensor | None) -> dict[str, Tensor | None]:
+    """Return the classes that count in each scope, given those of a task and those seen before; None for all."""
+    return {"task": mask, "class": None if seen is None or mask is None else seen | mask}

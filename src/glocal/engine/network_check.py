@@ -60,14 +60,14 @@ class NetworkCheck:
         name, tensors = type(network).__name__, dict((*network.named_parameters(), *network.named_buffers()))
         before, inputs = {k: t.detach().clone() for k, t in tensors.items()}, x.clone()
 
-        def restore() -> None:
+        def gradient(x: Tensor) -> Params:
             with torch.no_grad():
                 for k, tensor in (*network.named_parameters(), *network.named_buffers()):
                     tensor.copy_(before[k])
+            return self._backward(network, x, y)
 
-        backward = partial(self._backward, network, inputs, y)
         try:
-            first = seeded_only(backward, f"the network {name}", "torch's global generator")
+            first = seeded_only(partial(gradient, inputs), f"the network {name}", "torch's global generator")
         except GlocalError:
             raise
         except Exception:  # training meets the error too, and reports it
@@ -76,9 +76,8 @@ class NetworkCheck:
         require(torch.equal(inputs, x), message)
         second: Params = {}
         if run == 0:
-            restore()
             with suppress(Exception):  # for example because a graph is kept, and passed through again
-                second = self._backward(network, x.clone(), y)
+                second = gradient(x.clone())
             finite = all(g.isfinite().all() for g in first.values())
             require(
                 not finite or (bool(second) and not _differing_names(second, first, REPEATED)),
@@ -87,9 +86,9 @@ class NetworkCheck:
                 "buffers (register_buffer), and draw from torch's global generator.",
             )
         if not self.training:
-            restore()
+            set_eval_mode(network)
             try:
-                first = self._backward(set_eval_mode(network), x.clone(), y)
+                first = gradient(x.clone())
             except Exception:  # only training mode may have a gradient
                 return None
         return first if all(g.isfinite().all() for g in first.values()) else None

@@ -46,7 +46,7 @@ class InputTransform:
 
     def _check_function(self, function: TransformFunction, x: Tensor) -> None:
         """Raise an error if a user's augmentation fails, or changes the shape or dtype."""
-        x, name = self.normalize(x).clone(), getattr(function, "__name__", type(function).__name__)
+        x, name = self.normalize(x), getattr(function, "__name__", type(function).__name__)
         inputs = x.clone()
         transform = partial(function, inputs, torch.zeros((), dtype=torch.long, device=x.device))
         try:
