@@ -144,10 +144,10 @@ def _after_learning(rows: pl.DataFrame) -> str:
     if not gaps["T"]:
         return "Nothing was published to compare accuracies right after learning with."
     ranges = join(f"by {signed(min(x))} to {signed(max(x))} points if FGT averages over {k}" for k, x in gaps.items())
-    nearer_count = min(gaps, key=lambda name: max(map(abs, gaps[name])))
+    nearer = min(gaps, key=lambda name: max(map(abs, gaps[name])))
     return (
         "ACC and FGT together tell the accuracy right after learning. Ours differs from the published one "
-        f"{ranges} tasks. {nearer_count} is nearer; the paper's formula has T."
+        f"{ranges} tasks. {nearer} is nearer; the paper's formula has T."
     )
 
 

@@ -276,6 +276,12 @@ def test_latex_escapes() -> None:
     assert r"my\_ewc 50\% \& \#1 a$>$b" in latex and r"rotated-digits $\cdot$ 3 tasks" in latex
 
 
+def test_negative_numbers_have_a_minus_sign_in_latex() -> None:
+    """Of one seed too, which has no deviation: −0.1 T / (2 (T − 1)) = −7.5 points over T − 1 = 2 tasks."""
+    latex = text_of([fake_run("er", lost=-0.1)], "latex")
+    assert "$-7.50$" in latex and " -7.50" not in latex
+
+
 def test_markdown_holds_every_number_and_the_cost(runs: list[Run]) -> None:
     rows = summary.rows(runs)
     page = text_of(runs, "markdown")
