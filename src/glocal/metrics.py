@@ -204,13 +204,13 @@ class LearningRateTest:
     def verdict(self) -> str:
         if self.seeds == 0:
             return "not tested: no seed finished at all four learning rates"
-        if self.locality == "global":
-            return "no sign predicted"
         if self.seeds == 1:
             return "not settled: one seed"
-        if self.flat:
-            return "not settled" if self.sign == "not settled" else "contradicts the paper"
-        return {"negative": "supports the paper", "positive": "contradicts the paper"}.get(self.sign, "not settled")
+        if self.sign == "not settled":
+            return "not settled"
+        if self.locality == "global":
+            return f"forgets {'more' if self.sign == 'negative' else 'less'} at high lr"
+        return "supports the paper" if self.sign == "negative" and not self.flat else "contradicts the paper"
 
 
 def learning_rate_test(forgetting: Mapping[float, Mapping[int, float]], locality: str) -> LearningRateTest | None:

@@ -172,7 +172,7 @@ def test_demo_shows_table_figures_and_verdicts(
     assert main(["demo"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in ("sgd", "er", "ewc", "laplace", "ogd-gtl", "local", "global"))
-    assert out.count("no sign predicted") == 2 and out.count("not settled: one seed") == 3
+    assert out.count("not settled: one seed") == 5
     assert all((elsewhere / "demo" / f"{kind}.png").exists() for kind in ("plasticity", "forgetting", "distance"))
 
 

@@ -231,9 +231,9 @@ def test_the_published_difference_and_the_verdicts() -> None:
     assert by_name["ewc"].published == pytest.approx((15.42 + 21.52 - 22.88 - 22.57) / 2)
     assert by_name["si"].published == pytest.approx((16.09 + 21.8 - 15.41 - 10.76) / 2)
     assert by_name["ewc"].trend.verdict == "supports the paper"
-    assert by_name["si"].trend.verdict == "no sign predicted" and by_name["si"].trend.sign == "positive"
+    assert by_name["si"].trend.verdict == "forgets less at high lr" and by_name["si"].trend.sign == "positive"
     for text in (render(made, "markdown"), render(made, "latex")):
-        assert "supports the paper" in str(text) and "no sign predicted" in str(text)
+        assert "supports the paper" in str(text) and "forgets less at high lr" in str(text)
 
 
 def test_a_seed_that_diverged_at_a_compared_rate_is_left_out() -> None:

@@ -309,7 +309,7 @@ def test_the_papers_test_with_one_verdict_per_algorithm() -> None:
     assert {name: trend.difference for name, trend in rows.items()} == pytest.approx(
         {"ewc": -15, "ogd": 15, "er": -15, "icarl-random": -15}
     )
-    verdicts = {"ewc": "supports the paper", "ogd": "contradicts the paper", "er": "no sign predicted"}
+    verdicts = {"ewc": "supports the paper", "ogd": "contradicts the paper", "er": "forgets more at high lr"}
     verdicts |= {"icarl-random": "contradicts the paper"}  # which predicts no difference for it
     assert {name: trend.verdict for name, trend in rows.items()} == verdicts
     for text in (printed(runs, 100), text_of(runs, "markdown"), text_of(runs, "latex")):
