@@ -225,7 +225,9 @@ def _status(source: Source, survey: _Survey) -> SourceStatus:
     elif survey.faults:
         return SourceStatus(source.name, "damaged", folder, download_bytes, "; ".join(survey.faults))
     elif survey.missing:
-        note = f"missing {', '.join(survey.missing)}; run: glocal data fetch {source.name}"
+        note = f"run: glocal data fetch {source.name}"
+        if paths:
+            note = f"missing {', '.join(survey.missing)}; {note}"
         return SourceStatus(source.name, "missing", folder, download_bytes, note)
     for path in survey.paths.values():
         if subset := source.subset_at(path):

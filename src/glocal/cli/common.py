@@ -78,13 +78,17 @@ def print_rendered(output: RenderableType) -> None:
 
 
 def rich_table(title: str, rows: Sequence[Mapping[str, Any]], right: Collection[str] = (), **options: Any) -> Table:
-    """Return a table with a column for every key of the rows; those in `right` are aligned to the right."""
+    """Return a table with a column for every key of the rows; those in `right` are aligned to the right.
+
+    The first column, of names, is as wide as they are.
+    """
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", **options)
-    for name in rows[0]:
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, **options)
+    for i, name in enumerate(rows[0]):
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold", no_wrap=i == 0)
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else str(cell) for cell in row.values()))
     return table

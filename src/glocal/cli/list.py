@@ -17,19 +17,28 @@ if TYPE_CHECKING:
     from glocal.algorithms import Algorithm
 
 Entry = dict[str, Any]
+OVERVIEW = {
+    "algorithms": ("name", "locality", "family", "settings"),
+    "challenges": ("name", "setting", "tasks", "description"),
+    "networks": ("name", "description"),
+    "experiments": ("command", "title"),
+}
 COLUMNS = {
-    "algorithms": ("name", "locality", "family", "settings", "memory_contents", "memory_size"),
-    "options": ("algorithm", "option", "default", "description"),
-    "optimizers": ("optimizer", "option", "default", "description"),
+    "algorithms": ("name", "locality", "memory_contents", "memory_size"),
+    "options": ("name", "default", "description"),
+    "optimizers": ("option", "of", "default", "description"),
     "challenges": ("name", "setting", "tasks", "train", "test", "description"),
     "networks": ("name", "description"),
-    "experiments": ("command", "reference", "title", "cost"),
+    "experiments": ("name", "reference", "title", "cost"),
 }
+SETTINGS = "Settings: task (the task is known at test), class (it is not), domain (same classes)."
 NOTES = {
-    "algorithms": "Settings: task (the task is known at test), class (it is not), domain (same classes), or all.\n"
-    "memory_size: numbers stored after T tasks, for a network with P parameters and K outputs.\n"
-    "Options: glocal list options."
+    "algorithms": "Memory size: numbers stored after T tasks, for a network with P parameters and\nK outputs.",
+    "options": "Set them as --options NAME=VALUE.",
+    "optimizers": "Set them as --optimizer-options NAME=VALUE.",
+    "experiments": "Run one with glocal paper NAME.",
 }
+MORE = "More: glocal list algorithms|options|optimizers|challenges|networks|experiments"
 
 
 @command
@@ -46,22 +55,34 @@ class List:
     """Print a JSON list of objects."""
 
     def __call__(self) -> None:
-        sections = {kind: _entries(kind, self.own) for kind in (COLUMNS if self.what == "all" else [self.what])}
+        columns = OVERVIEW if self.what == "all" and not self.json else COLUMNS
+        sections = {kind: _entries(kind, self.own) for kind in (columns if self.what == "all" else [self.what])}
         if self.json:
             print(json_format.dumps([{"kind": k, **row} for k, rows in sections.items() for row in rows], indent=1))
             return
         for kind, rows in sections.items():
-            table = [{column: _format(row[column]) for column in COLUMNS[kind]} for row in rows]
-            lines = kind == "experiments"
-            print_rendered(rich_table(kind.capitalize(), table, right=("tasks", "train", "test"), show_lines=lines))
-            if kind in NOTES:
-                print(NOTES[kind])
+            rows = _by_option(rows) if kind == "optimizers" else rows
+            table = [{column.replace("_", " "): _format(row[column]) for column in columns[kind]} for row in rows]
+            print_rendered(rich_table(kind.capitalize(), table, right=("tasks", "train", "test")))
+            print(f"{NOTES[kind]}\n" if kind in NOTES and self.what != "all" else "")
+        if self.what == "all":
+            print(f"{SETTINGS}\n{MORE}")
 
 
 def _format(value: Any) -> str:
     if isinstance(value, tuple):
         return "all" if len(value) == 3 else ", ".join(value)
     return f"{value:,}" if type(value) is int else str(value)
+
+
+def _by_option(rows: Sequence[Entry]) -> list[Entry]:
+    """Merge the rows of options that several optimisers share."""
+    merged: dict[tuple[str, ...], Entry] = {}
+    for row in rows:
+        key = row["option"], str(row["default"]), row["description"]
+        entry = merged.setdefault(key, row | {"of": ""})
+        entry["of"] += f"{', ' if entry['of'] else ''}{row['optimizer']}"
+    return list(merged.values())
 
 
 def _entries(kind: str, specs: Sequence[str]) -> list[Entry]:
@@ -104,7 +125,8 @@ def _algorithms(specs: Iterable[str]) -> dict[str, type[Algorithm]]:
 
 def _algorithm_entry(name: str, algorithm: type[Algorithm]) -> Entry:
     options = {field.name: field.default for field in dataclasses.fields(algorithm)}
-    attributes = {column: getattr(algorithm, column) for column in COLUMNS["algorithms"][1:]}
+    names = dict.fromkeys((*OVERVIEW["algorithms"][1:], *COLUMNS["algorithms"][1:]))
+    attributes = {attribute: getattr(algorithm, attribute) for attribute in names}
     return {"name": name, **attributes, "options": options, "description": _first_line(algorithm)}
 
 
