@@ -167,7 +167,7 @@ def row_differences_table(comparison: Comparison) -> str:
     for name, differences in row_differences(comparison).items():
         line = {"algorithm": f"`{name}`"}
         for title, x in zip(("ACC", "FGT"), differences, strict=True):
-            z = signed(x.z, 1)
+            z = signed(x.z, ".1f")
             line |= {f"{title}: ours − published": f"{signed(x.mean)} ± {x.error:.2f}"}
             line |= {f"{title}: z": f"**{z}**" if abs(x.z) > MAX_Z else z}
         lines.append(line)

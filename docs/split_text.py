@@ -362,8 +362,8 @@ def first_seed_outliers(runs: Runs, comparison: Comparison) -> list[str]:
             same_sign = sum(x * first_acc.mean > 0 for x in by_seed.values())
             parts.append(
                 f"- The accuracy of `{name}`, averaged over learning rates: {signed(first_acc.mean)} points (z "
-                f"{signed(first_acc.z, 1)}) by seed {first}, {signed(acc.mean)} ± {acc.error:.2f} (z "
-                f"{signed(acc.z, 1)}) by {seeds} seeds. By seed: "
+                f"{signed(first_acc.z, '.1f')}) by seed {first}, {signed(acc.mean)} ± {acc.error:.2f} (z "
+                f"{signed(acc.z, '.1f')}) by {seeds} seeds. By seed: "
                 f"{join(f'{signed(x)} ({seed})' for seed, x in by_seed.items())}. "
                 f"{same_sign} of {len(by_seed)} seeds are {'above' if first_acc.mean > 0 else 'below'} the published "
                 f"mean, and the spread over seeds is {'too large to tell' if abs(acc.z) < MAX_Z else 'smaller'}."

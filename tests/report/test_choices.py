@@ -90,16 +90,24 @@ def test_diverged_runs_and_unequal_sweeps_are_told() -> None:
     assert (row["acc_mean"], row["optimism"], row["rank"], row["criterion"]) == (None, None, None, None)
 
 
-def test_losses_are_minimised() -> None:
-    """An oracle's loss is lower; its optimism is positive all the same."""
+@pytest.mark.parametrize("scale", [1.0, 1e-9])
+def test_losses_are_minimised(scale: float) -> None:
+    """An oracle's loss is lower; its optimism is positive all the same. Tiny losses are not rounded to 0."""
     runs = []
     for lr, first, last in ((0.1, 0.9, 0.4), (0.2, 0.8, 0.6)):  # accuracies; losses are 1 − these
         run = trained("sgd", lr, 1, first, last, 0.0, regression=True)
-        loss = 1 - run.arrays["validation_class_accuracy"]
-        runs.append(replace(run, arrays={**run.arrays, "test_class_loss": loss}))
+        loss = scale * (1 - run.arrays["validation_class_accuracy"])
+        losses = dict.fromkeys(("test_class_loss", "validation_class_loss"), loss)
+        runs.append(replace(run, arrays={**run.arrays, **losses}))
     early, oracle = choices.rows(runs, ["first-task", "oracle-test"])
-    assert (early["lr"], early["criterion"], early["loss_mean"]) == pytest.approx((0.1, 0.1, 0.6))
-    assert (oracle["lr"], oracle["loss_mean"], early["optimism"]) == pytest.approx((0.2, 0.4, 0.2))
+    assert (early["lr"], early["criterion"], early["loss_mean"]) == pytest.approx(
+        (0.1, 0.1 * scale, 0.6 * scale), rel=1e-6, abs=0
+    )
+    assert (oracle["lr"], oracle["loss_mean"], early["optimism"]) == pytest.approx(
+        (0.2, 0.4 * scale, 0.2 * scale), rel=1e-6, abs=0
+    )
+    shown = [text for row in choices.render(runs, "markdown").splitlines() for text in row.split(" | ")]  # type: ignore[union-attr]
+    assert any(text.startswith(f"+{0.2 * scale:.3g}".replace("-", "−")) for text in shown)
 
 
 @pytest.mark.parametrize("format", ["rich", "json", "csv", "latex", "markdown"])

@@ -643,7 +643,7 @@ def test_rows_are_compared_as_a_whole(page: ModuleType) -> None:
     assert found == pytest.approx((2 * errors.mean(), np.sqrt(1 / 5 + theirs.sum() / 25)))
     assert text.differing_rows(far) == ["er"] and text.differing_rows(near) == []
     assert (
-        f"| `er` | {signed(found.mean)} ± {found.error:.2f} | **{signed(found.z, 1)}** |"
+        f"| `er` | {signed(found.mean)} ± {found.error:.2f} | **{signed(found.z, '.1f')}** |"
         in text.row_differences_table(far)
     )
     assert text.numbers({"rotated-mnist": far}).endswith("averaged over learning rates: `er` (rotated-mnist).")

@@ -19,7 +19,7 @@ from rich.console import Console
 from glocal.errors import GlocalError
 from glocal.report import summary
 from glocal.report.summary import View
-from glocal.report.table import mean_std
+from glocal.report.table import Cell, Column, Section, Table, mean_std
 from glocal.store.run import Run
 
 LRS = (0.001, 0.01, 0.1)
@@ -295,6 +295,13 @@ def test_markdown_holds_every_number_and_the_cost(runs: list[Run]) -> None:
             line = lines[row["algorithm"]]
             assert f"{row['acc_mean']:.2f}" in line and f"{row['forgetting_mean']:.2f}" in line
             assert row["locality"] in line and "1.5 kB" in line and "2 s" in line
+
+
+def test_latex_has_powers_of_ten() -> None:
+    cells = (Cell("3.5e-09", "1e-10"), Cell("[−2e−05, +3e+07]"), Cell("12.5"), Cell("type1e-x"))
+    tex = Table(tuple(map(Column, "abcd")), (Section("sgd", "", (cells,)),)).latex()
+    assert r"$3.5\times10^{-9}_{\,\textcolor{gray}{\pm\,1\times10^{-10}}}$" in tex
+    assert r"[$-$2$\times10^{-5}$, +3$\times10^{7}$]" in tex and "& 12.5 & type1e-x" in tex
 
 
 def test_a_mean_that_rounds_to_zero_has_no_sign() -> None:

@@ -36,7 +36,8 @@ ROUNDING = "Rounding differs between machines, thread counts and cohort sizes; l
 SUBSET = "the error of the algorithm's own approximation, which may use all, includes this difference."
 EXPLANATION = r"""explained: share of Var[\hat L_o(θ)] due to θ_o alone (first-order Sobol index)
 involved: the same with its interaction with the memory's random draws (total index)
-nats: I(\hat L_o(θ); θ_o), estimated by nearest neighbours; p: permutation-test p-value, local if p ≤ 0.01"""
+nats: I(\hat L_o(θ); θ_o), estimated by nearest neighbours: at most the logarithm of the number of solutions
+p: permutation-test p-value, local if p ≤ 0.01"""
 
 
 @command

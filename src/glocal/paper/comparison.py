@@ -198,7 +198,7 @@ def _challenge_table(rows: Sequence[ComparisonRow], comparison: Comparison) -> T
                 (row.locality, row.algorithm, row.lr, group), [_cell(x.ours, not row.finished)]
             )
             if comparison.published:
-                group_cells += [_cell(x.published), Cell(signed(x.z, 1), marked=x.differs)]
+                group_cells += [_cell(x.published), Cell(signed(x.z, ".1f"), marked=x.differs)]
     columns = ("ours", "published", "Δ") if comparison.published else ("ours",)
     names = {"": ("seeds",), "ACC (↑)": columns, "FGT (↓)": columns}
     return by_learning_rate(names, cells, title=rows[0].challenge, notes=_notes(rows, comparison))

@@ -149,18 +149,19 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         return [Table((), (), notes=("No runs.",))]
     protocols = dict.fromkeys(row["protocol"] for row in rows)
     meanings = (f"{name}: {PROTOCOLS[name if name in PROTOCOLS else 'first-k=K']}." for name in protocols)
-    return [*parts[:-1], replace(parts[-1], notes=(*meanings, *NOTES))]
+    losses = ["Without classes, losses stand for accuracies."] if any("loss_mean" in row for row in rows) else []
+    return [*parts[:-1], replace(parts[-1], notes=(*meanings, *losses, *NOTES))]
 
 
 def _choice_table(challenge: str, rows: Sequence[Row], records: tuple[Row, ...]) -> Table:
     metric = "acc" if "acc_mean" in rows[0] else "loss"
-    spec, digits = (".2f", 2) if metric == "acc" else (".3g", 4)
+    spec = ".2f" if metric == "acc" else ".3g"
     sections: dict[tuple[str, str], list[tuple[Cell, ...]]] = {}
     for row in rows:
-        low, high = (signed(row[name], digits) for name in ("low", "high"))
+        low, high = (signed(row[name], spec) for name in ("low", "high"))
         bounds = "" if row["low"] is None else f" [{low}, {high}]"
         is_zero = row["optimism"] == row["low"] == row["high"] == 0
-        optimism = Cell("0" if is_zero else f"{signed(row['optimism'], digits)}{bounds}")
+        optimism = Cell("0" if is_zero else f"{signed(row['optimism'], spec)}{bounds}")
         result = mean_std(row[f"{metric}_mean"], row[f"{metric}_std"], spec=spec)
         cells = (Cell(row["protocol"]), Cell(row["choice"]), result, optimism)
         sections.setdefault((row["algorithm"], row["locality"]), []).append(cells)

@@ -366,7 +366,8 @@ class TrendRow:
     algorithm: str
     trend: LearningRateTest
     published: float | None = None
-    digits: int = 2  # that are shown; more for losses than for points
+    spec: str = ".2f"
+    """How its numbers are shown."""
 
     def record(self) -> Row:
         trend = self.trend
@@ -383,8 +384,8 @@ class TrendRow:
 
 
 def round_finite(x: float | None) -> float | None:
-    """Round to six decimals; None for NaN and infinity."""
-    return None if x is None or not math.isfinite(x) else round(x, 6)
+    """Round to nine significant digits; None for NaN and infinity."""
+    return None if x is None or not math.isfinite(x) else float(f"{x:.9g}")
 
 
 def trends(groups: Iterable[Group], view: View = DEFAULT_VIEW) -> list[TrendRow]:
@@ -396,8 +397,8 @@ def trends(groups: Iterable[Group], view: View = DEFAULT_VIEW) -> list[TrendRow]
         if trend is not None:
             run = members[0].runs[0]
             trend = replace(trend, flat=run.config["algorithm"]["name"] in FLAT)
-            digits = 2 if metrics.measure_of(run, view.measure) == "accuracy" else 4
-            trend_rows.append(TrendRow(members[0].challenge, members[0].algorithm, trend, digits=digits))
+            spec = ".2f" if metrics.measure_of(run, view.measure) == "accuracy" else ".3g"
+            trend_rows.append(TrendRow(members[0].challenge, members[0].algorithm, trend, spec=spec))
     return trend_rows
 
 
@@ -411,10 +412,10 @@ def trend_tables(rows: Sequence[TrendRow], published: bool = False) -> list[Tabl
     sections = []
     for row in rows:
         trend = row.trend
-        lower, upper = (signed(bound, row.digits) for bound in (trend.lower, trend.upper))
+        lower, upper = (signed(bound, row.spec) for bound in (trend.lower, trend.upper))
         texts = {
             "challenge": row.challenge,
-            "low − high": signed(trend.difference, row.digits),
+            "low − high": signed(trend.difference, row.spec),
             INTERVAL: ABSENT if math.isnan(trend.lower) else f"[{lower}, {upper}]",
             "published": signed(row.published),
             "seeds": str(trend.seeds),

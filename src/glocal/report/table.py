@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -256,9 +257,9 @@ def mean_std(mean: float | None, std: float | None, marked: bool = False, spec: 
     return Cell(f"{mean:{spec}}", "" if std is None or math.isnan(std) else f"{std:{spec}}", marked)
 
 
-def signed(x: float | None, digits: int = 2) -> str:
+def signed(x: float | None, spec: str = ".2f") -> str:
     """Format a number with its sign; None or NaN is absent."""
-    return ABSENT if x is None or math.isnan(x) else f"{x:+.{digits}f}".replace("-", "−")
+    return ABSENT if x is None or math.isnan(x) else f"{x:+{spec}}".replace("-", "−")
 
 
 def format_lr(lr: float) -> str:
@@ -290,6 +291,13 @@ def _latex_section(section: Section) -> str:
 
 def _latex_cell(cell: Cell) -> str:
     if cell.std or cell.text.startswith("-"):
-        mean = f"\\mathbf{{{cell.text}}}" if cell.marked else cell.text
-        return f"${mean}_{{\\,\\textcolor{{gray}}{{\\pm\\,{cell.std}}}}}$" if cell.std else f"${mean}$"
-    return f"\\textbf{{{escape(cell.text)}}}" if cell.marked else escape(cell.text)
+        text, std = (_powers(part) for part in (cell.text, cell.std))
+        mean = f"\\mathbf{{{text}}}" if cell.marked else text
+        return f"${mean}_{{\\,\\textcolor{{gray}}{{\\pm\\,{std}}}}}$" if std else f"${mean}$"
+    text = _powers(escape(cell.text.replace("e−", "e-")), "$")
+    return f"\\textbf{{{text}}}" if cell.marked else text
+
+
+def _powers(text: str, math: str = "") -> str:
+    """Write numbers such as 1e-05 with powers of ten, between `math` signs outside of formulas."""
+    return re.sub(r"(?<=\d)e(?:\+|(?=-))(-?)0*(\d+)\b", rf"{math}\\times10^{{\1\2}}{math}", text)
