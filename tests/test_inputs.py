@@ -136,6 +136,6 @@ def test_values_beyond_float32_are_not_finite() -> None:
 
 def test_dtypes_of_inputs_labels_and_targets() -> None:
     assert as_inputs(X.double(), "x").dtype == torch.float32
-    assert as_inputs(X.byte(), "x").dtype == torch.uint8
+    assert as_inputs(X.byte().view(10, 1, 1, -1), "x").dtype == torch.uint8
     assert as_labels(Y.float(), "y").dtype == torch.int64
     assert as_targets(Y, "y").shape == (10, 1) and as_targets(Y, "y").dtype == torch.float32

@@ -110,7 +110,10 @@ def as_inputs(x: Tensor, name: str) -> Tensor:
     require(x.ndim >= 2, f"{name} has shape {tuple(x.shape)}; {allowed}.")
     allowed = "give uint8 (images, 0 to 255), floats, or integers of another type (tokens)"
     require(x.dtype != torch.bool and not x.is_complex(), f"{name} has dtype {x.dtype}; {allowed}.")
+    require(x.layout == torch.strided, f"{name} is a sparse tensor; give x.to_dense().")
     if x.dtype == torch.uint8:
+        images = "images of uint8 are scaled to [0, 1]: give pixels as (n, channels, height, width) or as floats"
+        require(x.ndim > 2, f"{name} is uint8 of shape {tuple(x.shape)}; {images}, tokens as int64, others as floats.")
         return x.cpu()
     x = x.to("cpu", torch.float32 if x.is_floating_point() else torch.int64)
     check_finite(x, name)
@@ -222,6 +225,9 @@ def _tensor(values: Any, name: str) -> Tensor:
     """Convert a tensor, an array or a sequence of either to one tensor."""
     if isinstance(values, Tensor):
         return values.detach()
+    first = values[0] if isinstance(values, tuple | list) and values else values
+    message = f"{name} is {describe(first)}; give one tensor, which a module around the network can split"
+    require(not isinstance(first, Mapping), f"{message} into several inputs.")
     try:
         if isinstance(values, tuple | list):
             if not values:

@@ -113,7 +113,7 @@ def test_pil_images_become_uint8_with_channels_first(mode: str, shape: tuple[int
 
 
 def test_uint8_is_kept_and_read_only_memory_is_accepted(recwarn: pytest.WarningsRecorder) -> None:
-    x = np.frombuffer(bytes(range(12)), dtype=np.uint8).reshape(4, 3)
+    x = np.frombuffer(bytes(range(12)), dtype=np.uint8).reshape(4, 3, 1, 1)
     challenge = from_tasks("my-data", [((x, [0, 1, 0, 1]), (x, [0, 1, 1, 1]))])
     assert challenge.task(0, 0).train.x.dtype == torch.uint8
     assert not recwarn.list
@@ -167,9 +167,13 @@ x6, nan = pair([2, 3])[0], np.full((6, 3), np.nan)
     [
         ({"x": x6[:, :2]}, r"inputs of task 2 \(train\) have shape \(2,\) .* those of task 1 \(train\) \(3,\)"),
         (
-            {"x": (x6 * 255).astype(np.uint8)},
-            r"inputs of task 2 \(train\) have shape \(3,\) and torch.uint8",
+            {"x": (x6 * 255).astype(np.uint8)[:, None, None]},
+            r"inputs of task 2 \(train\) have shape \(1, 1, 3\) and torch.uint8",
         ),
+        ({"x": x6.astype(np.uint8)}, r"x of task 2 \(train\) is uint8 of shape \(6, 3\); .* tokens as int64"),
+        ({"x": torch.tensor(x6).to_sparse()}, r"x of task 2 \(train\) is a sparse tensor"),
+        ({"x": {"a": x6}}, r"x of task 2 \(train\) is a dict of length 1 \('a'\)"),
+        ({"x": [{"a": x} for x in x6]}, r"x of task 2 \(train\) is a dict of length 1 \('a'\)"),
         ({"x": x6 > 0.5}, r"x of task 2 \(train\) has dtype torch.bool; give uint8"),
         ({"x": nan}, r"x of task 2 \(train\) contains NaN or infinity in 6 of 6 examples, the first at index 0"),
         ({"x": x6[:5]}, r"x of task 2 \(train\) has shape \(5, 3\) and y \(6,\)"),

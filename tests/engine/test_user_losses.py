@@ -242,6 +242,18 @@ def test_losses_are_checked(loss: Any, message: str) -> None:
         classes(loss)
 
 
+def test_a_loss_is_checked_with_two_examples_though_the_first_task_has_one() -> None:
+    """With one example, targets (n, 1) that broadcast to (n, n) give the right value."""
+
+    def broadcast(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs[:, 0] - targets).square().mean(1)
+
+    x, y = np.random.default_rng(0).random((4, 3), dtype=np.float32), np.arange(4.0)
+    for task in (((x[:1], y[:1]), (x, y)), ((x[:1], y[:1]), (x[:1], y[:1]))):
+        with pytest.raises(GlocalError, match="'broadcast'"):
+            from_tasks("lines", [task], setting="domain", loss=broadcast)
+
+
 def test_targets_are_checked() -> None:
     x, y = np.zeros((4, 3), dtype=np.float32), np.full((4, 2), 2)
     with pytest.raises(GlocalError, match=r"y of task 1 \(train\) has targets outside \[0, 1\]"):

@@ -154,7 +154,7 @@ def test_wrong_shares_are_refused(tmp_path: Path, challenge: Any, share: float, 
 
 def test_one_example_is_always_left_and_tasks_must_agree() -> None:
     one = from_tasks("one", [(part(1, [0]), part(3, [0]))], setting="domain").with_validation(0.1)
-    with pytest.raises(GlocalError, match="holds out 1 of 1 training examples"):
+    with pytest.raises(GlocalError, match="holds out 1 of the 1 training examples of task 1 of one"):
         one.task(0, 0)
     with pytest.raises(GlocalError, match="task 2 and task 1 differ in whether they have validation data"):
         from_tasks("mixed", [(part(4, [0]),) * 3, (part(4, [1]),) * 2])

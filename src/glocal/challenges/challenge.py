@@ -121,7 +121,7 @@ class Challenge:
         require(0 <= index < self.tasks, f"{self.name} has no task of index {index}; allowed: 0 to {self.tasks - 1}.")
         task = self.make_task(index, seed, device) if self.on_device and device else self.make_task(index, seed)
         if isinstance(self.validation, float) and task.validation is None:
-            return hold_out(task, self.validation)
+            return hold_out(task, self.validation, f"task {index + 1} of {self.name}")
         return task
 
     def first(self, tasks: int) -> Challenge:
@@ -145,14 +145,15 @@ class Challenge:
         return replace(self, validation=share)
 
 
-def hold_out(task: Task, share: float) -> Task:
-    """Move a random share of a task's training data to its validation data.
+def hold_out(task: Task, share: float, name: str) -> Task:
+    """Move a random share of a task's training data to its validation data; errors call the task by its name.
 
     The rows depend on the number of examples alone: the same for all seeds, and for tasks that show the same images.
     """
     (x, y), n = task.train, len(task.train.y)
     count = max(1, round(share * n))
-    require(count < n, f"validation = {share} holds out {count} of {n} training examples; at least one must be left.")
+    examples = f"holds out {count} of the {n} training examples of {name}"
+    require(count < n, f"validation = {share} {examples}; at least one must be left.")
     held = torch.zeros(n, dtype=torch.bool)
     held[torch.randperm(n, generator=generator(0, "validation"))[:count]] = True
     held = held.to(y.device)

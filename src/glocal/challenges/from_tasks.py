@@ -89,8 +89,9 @@ def from_tasks(
         require(setting == "domain", message)
     outputs = _outputs(checked, outputs, loss)
     if callable(loss):
-        y = checked[0].train.y[:2]
-        PerSampleLoss(loss).check(torch.randn(len(y), outputs, generator=generator(0, "loss")), y)
+        y = torch.cat([data.y[:2] for task in checked for data in task.splits.values()])
+        y = y[torch.arange(2) % len(y)]
+        PerSampleLoss(loss).check(torch.randn(2, outputs, generator=generator(0, "loss")), y)
     return Challenge(
         name=name,
         setting=setting,

@@ -184,6 +184,7 @@ def pairs(specs: Any) -> list[tuple[Any, Any]]:
     def is_pair(spec: Any) -> bool:
         return isinstance(spec, tuple) and len(spec) == 2 and isinstance(spec[1], Mapping | None)
 
+    require(not isinstance(specs, Mapping), f"{specs!r} was given; write a pair: (name, {{option: value}}).")
     single = is_pair(specs) or not isinstance(specs, Iterable) or isinstance(specs, str)
     return [spec if is_pair(spec) else (spec, None) for spec in ([specs] if single else specs)]
 
