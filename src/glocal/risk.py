@@ -13,18 +13,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.backends import mha
 from torch.func import functional_call, grad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.overrides import TorchFunctionMode
 
-from glocal.errors import require
+from glocal.errors import GlocalError, require
 from glocal.losses import Loss
+from glocal.networks.layer_calls import unfused_encoders
 from glocal.networks.model import Model
 from glocal.tree import Params, Tree, map_tree
 
+NO_STORAGE = "doesn't have storage"
+"""What torch says where an operation reads the memory of a tensor that torch.func follows."""
 MAX_CHUNK_SIZE = 2_000
 """Samples that pass through the network at once, unless `Risk.chunk_size` says otherwise."""
 
@@ -133,20 +135,6 @@ def is_recurrent(module: nn.Module) -> bool:
 
 
 @contextmanager
-def unfused_encoders() -> Iterator[None]:
-    """Run nn.TransformerEncoderLayer in evaluation mode as in training.
-
-    The fused operation that it has there has no derivative, and no rule for `vmap`.
-    """
-    enabled = mha.get_fastpath_enabled()
-    mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        mha.set_fastpath_enabled(enabled)
-
-
-@contextmanager
 def unfused_ops(module: nn.Module) -> Iterator[None]:
     """Run the network with operations that can be differentiated twice and batched by `vmap`.
 
@@ -163,7 +151,15 @@ def unfused_ops(module: nn.Module) -> Iterator[None]:
                 # `backend.flags` would also set precision and determinism.
                 stack.callback(setattr, backend, "enabled", backend.enabled)
                 setattr(backend, "enabled", False)  # noqa: B010
-        yield
+        try:
+            yield
+        except RuntimeError as error:
+            if NO_STORAGE not in str(error):
+                raise
+            raise GlocalError(
+                f"torch.func cannot differentiate {type(module).__name__}, which this algorithm or measurement needs: "
+                "it computes with packed sequences or other data that it reads by address. Pass padded sequences."
+            ) from error
 
 
 def _has_weight_norm(module: nn.Module) -> bool:

@@ -350,3 +350,11 @@ def test_a_network_that_mixes_units_is_refused() -> None:
 
     with pytest.raises(GlocalError, match="mixes units"):
         train_to_the_end(cohort_of(CHALLENGE, HAT(), RUNS, mixing))
+
+
+def test_a_weight_that_is_computed_from_others_is_refused() -> None:
+    def normed(shape: Sequence[int], outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.utils.spectral_norm(nn.Linear(784, 8)), nn.ReLU(), nn.Linear(8, outputs))
+
+    with pytest.raises(GlocalError, match="weight_orig"):
+        train_to_the_end(cohort_of(CHALLENGE, HAT(), RUNS, normed))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.utils.parametrize import register_parametrization
 
 from glocal import losses
 from glocal.curvature.jacobian import (
@@ -117,7 +119,14 @@ class Frozen(nn.Module):
         return self.head(self.enter(x).tanh())
 
 
-NETWORKS = {
+def parametrised() -> nn.Module:
+    """The first layer's weight is a function of a parameter."""
+    network = MLP(PIXELS, CLASSES, (8,))
+    register_parametrization(next(m for m in network.modules() if isinstance(m, nn.Linear)), "weight", nn.Tanh())
+    return network
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "mlp": lambda: MLP(PIXELS, CLASSES, (7, 5)),
     "one layer": lambda: nn.Linear(PIXELS, CLASSES),
     "convolutions": Convolutions,
@@ -127,6 +136,7 @@ NETWORKS = {
     "normed": Normed,
     "tied": Tied,
     "frozen": Frozen,
+    "parametrised": parametrised,
 }
 INPUTS = 4
 FACTORS = torch.tensor([1.0, -3.0], dtype=torch.float64)

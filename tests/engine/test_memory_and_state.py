@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -177,6 +178,36 @@ def test_networks_may_hold_any_real_type() -> None:
 
     made = [resolve.network(partial(scaled, x), challenge).config["made"] for x in (1.0, 2.0)]
     assert made[0] != made[1]
+
+
+class Scaled(nn.Linear):
+    """A linear layer with a factor that its code does not show, as if it were read from a file."""
+
+    def __init__(self, factor: Any, kind: str) -> None:
+        super().__init__(784, 2)
+        if kind == "buffer":
+            self.register_buffer("factor", torch.tensor(factor), persistent=False)
+        else:
+            self.factor = {"number": factor, "tensor": torch.tensor(factor), "dict": {"factors": [factor]}}[kind]
+
+    def forward(self, x: Tensor) -> Tensor:
+        factor = self.factor["factors"][0] if isinstance(self.factor, dict) else self.factor
+        return factor * super().forward(x.flatten(1))
+
+
+@pytest.mark.parametrize("kind", ["buffer", "number", "tensor", "dict"])
+def test_what_a_network_takes_from_elsewhere_is_part_of_its_name(kind: str) -> None:
+    challenge = make("split-digits", tasks=2, setting="task")
+
+    def network(shape: Any, outputs: int) -> nn.Module:
+        return nn.Sequential(Scaled(float(os.environ["GLOCAL_TEST_FACTOR"]), kind), nn.Linear(2, outputs))
+
+    configs = []
+    with pytest.MonkeyPatch.context() as patch:
+        for factor in ("1", "2", "1"):
+            patch.setenv("GLOCAL_TEST_FACTOR", factor)
+            configs.append(resolve.network(network, challenge).config)
+    assert configs[0] == configs[2] != configs[1] and configs[0]["source"] == configs[1]["source"]
 
 
 def test_a_challenge_is_named_by_its_outputs_and_setting() -> None:

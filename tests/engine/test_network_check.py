@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 import glocal
@@ -326,12 +327,78 @@ def test_batch_norm_is_refused_where_plain_pytorch_fails(sizes: Sequence[int], b
         assert len(glocal.sweep(challenge, "sgd", [0.1], [1], network=batch_norm, **options)) == 1
 
 
+class MaskedEncoder(nn.Module):
+    """An encoder of tokens, of which 0 is padding."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.enter, self.encoder = nn.Embedding(20, 8), nn.TransformerEncoder(layer, 1)
+        self.head = nn.Linear(8, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(self.enter(x), src_key_padding_mask=x == 0).mean(1))
+
+
+class Packed(nn.Module):
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.enter, self.recur, self.head = nn.Embedding(20, 8), nn.GRU(8, 8, batch_first=True), nn.Linear(8, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = (x > 0).sum(1).clamp(min=1).cpu()
+        sequence = pack_padded_sequence(self.enter(x), lengths, batch_first=True, enforce_sorted=False)
+        return self.head(self.recur(sequence)[1][-1])
+
+
+def padded_words() -> challenges.Challenge:
+    tokens = torch.randint(1, 20, (2, 24, 5), generator=torch.Generator().manual_seed(0))
+    tokens[..., 3:] = 0
+    data = [((x, torch.arange(24) % 2),) * 2 for x in tokens]
+    return challenges.from_tasks("words", data, setting="domain")
+
+
+@pytest.mark.parametrize("algorithm", ["stable-sgd", "pnn"])
+def test_layers_are_found_though_padding_masks_all(algorithm: str, tmp_path: Path) -> None:
+    """Layers are found with inputs of zeros, which are padding."""
+    runs = glocal.sweep(
+        padded_words(), algorithm, [0.1, 0.2], [1], network=lambda _, k: MaskedEncoder(k), epochs=1, store=tmp_path
+    )
+    assert [run.diverged for run in runs] == [None, None]
+
+
+def test_packed_sequences_train_where_no_example_is_differentiated_alone(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"network": lambda _, k: Packed(k), "epochs": 1, "store": tmp_path}
+    assert len(glocal.sweep(padded_words(), "er", [0.1, 0.2], [1], **options)) == 2
+    with pytest.raises(GlocalError, match="Packed"):
+        glocal.sweep(padded_words(), "ewc", [0.1, 0.2], [1], **options)
+
+
+def sparse_buffer(shape: Sequence[int], outputs: int) -> nn.Module:
+    network = nn.Linear(FEATURES, outputs)
+    network.register_buffer("graph", torch.eye(FEATURES).to_sparse())
+    return network
+
+
+def batch_statistics(shape: Sequence[int], outputs: int) -> nn.Module:
+    norm = nn.BatchNorm1d(8, track_running_stats=False)
+    return nn.Sequential(nn.Linear(FEATURES, 8), norm, nn.Linear(8, outputs))
+
+
+def test_batch_norm_without_running_statistics_trains(tmp_path: Path) -> None:
+    small = challenges.from_tasks("small", pairs([20, 20]), setting="domain")
+    runs = glocal.sweep(small, "sgd", [0.1], [1], network=batch_statistics, epochs=1, batch_size=10, store=tmp_path)
+    assert runs[0].diverged is None
+
+
 def test_networks_that_cannot_be_trained_are_named(tmp_path: Path) -> None:
     small = challenges.from_tasks("small", pairs([20, 20]), setting="domain")
     tokens: Any = [((torch.randint(10, (20, 5)), torch.randint(2, (20,))),) * 2 for _ in range(2)]
     words = challenges.from_tasks("words", tokens, setting="domain")
     with pytest.raises(GlocalError, match=r"'old_weight_norm' cannot be copied: .*weight_norm"):
         glocal.sweep(small, "sgd", [0.1], [1], network=old_weight_norm, store=tmp_path)
+    with pytest.raises(GlocalError, match=r"'sparse_buffer' has sparse buffers \(graph\)"):
+        glocal.sweep(small, "sgd", [0.1], [1], network=sparse_buffer, store=tmp_path)
     with pytest.raises(GlocalError, match=r"'complex_weights' has complex parameters \(0.weight, 0.bias\)"):
         glocal.sweep(small, "sgd", [0.1], [1], network=complex_weights, store=tmp_path)
     with pytest.raises(GlocalError, match="'sparse' has an embedding with sparse gradients"):

@@ -180,6 +180,19 @@ def test_values_that_change_while_the_code_stays() -> None:
     assert len(hashes) == 5
 
 
+def test_sparse_tensors() -> None:
+    """As constants of a graph network; the layout counts, the order of the entries does not."""
+    entries = torch.tensor([[0, 1], [1, 0]]), torch.tensor([2.0, 3.0])
+
+    def hash_of(graph: torch.Tensor) -> str:
+        return source_hash(lambda x: graph @ x)
+
+    graph = torch.sparse_coo_tensor(*entries, (2, 3), check_invariants=True)
+    turned = torch.sparse_coo_tensor(entries[0].flip(1), entries[1].flip(0), (2, 3), check_invariants=True)
+    others = (2 * graph, torch.sparse_coo_tensor(*entries, (2, 4), check_invariants=True), graph.to_dense())
+    assert hash_of(graph) == hash_of(turned) not in {hash_of(other) for other in others}
+
+
 def module(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, code: str) -> ModuleType:
     """Import a user's module from a file."""
     (folder / f"{name}.py").write_text(code)

@@ -211,6 +211,7 @@ def test_part_of_an_interrupted_cohort_can_be_finished_alone(tmp_path: Path, mon
     ("option", "message"),
     [
         ({"epoch": 2}, "unknown option of a sweep 'epoch'. Did you mean 'epochs'"),
+        ({"optimizer": {"name": "adam", "beta1": 0.8}}, "'beta1': 0.8} was given; write a pair: (name, "),
         ({"optimizer": "adams"}, "unknown optimizer 'adams'. Did you mean 'adam'"),
         ({"momentum": 0.9}, "momentum is an option of the optimizer"),
         ({"epochs": 0}, "epochs = 0 was given; it must be positive"),
@@ -236,17 +237,23 @@ def test_learning_rates_are_a_flat_list(lrs: Any) -> None:
 
 
 class TwoOutputs(torch.nn.Linear):
-    """Returns features beside its outputs."""
+    """Returns features beside its outputs: always, or in training as networks with auxiliary heads do."""
+
+    def __init__(self, inputs: int, outputs: int, modes: tuple[bool, ...]) -> None:
+        super().__init__(inputs, outputs)
+        self.modes = modes
 
     def forward(self, x: torch.Tensor) -> Any:
-        return super().forward(x.flatten(1)), x
+        outputs = super().forward(x.flatten(1))
+        return (outputs, x) if self.training in self.modes else outputs
 
 
-def test_a_network_that_returns_a_tuple_is_refused() -> None:
+@pytest.mark.parametrize(("modes", "mode"), [((False, True), "evaluation"), ((True,), "training")])
+def test_a_network_that_returns_a_tuple_is_refused(modes: tuple[bool, ...], mode: str) -> None:
     def make(input_shape: tuple[int, ...], outputs: int) -> torch.nn.Module:
-        return TwoOutputs(math.prod(input_shape), outputs)
+        return TwoOutputs(math.prod(input_shape), outputs, modes)
 
-    with pytest.raises(glocal.GlocalError, match=r"returns a tuple for one input.* one tensor of shape \(1, 10\)"):
+    with pytest.raises(glocal.GlocalError, match=rf"returns a tuple for 2 inputs in {mode} mode; .* \(2, 10\)"):
         glocal.sweep("rotated-digits", ["sgd"], [0.1], [1], network=make)
 
 

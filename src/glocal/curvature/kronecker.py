@@ -50,8 +50,7 @@ def kronecker_factors(risk: Risk, cotangents: Cotangents | None = None) -> Krone
 
 
 def _chunk_factors(risk: Risk, cotangents: Cotangents) -> KroneckerFactors:
-    ungrouped = {k: affine for k, affine in affine_layers(risk).items() if getattr(affine.layer, "groups", 1) == 1}
-    layers = {k: affine for k, affine in ungrouped.items() if f"{k}.weight" in risk.params}
+    layers = {k: affine for k, affine in affine_layers(risk).items() if getattr(affine.layer, "groups", 1) == 1}
     rest = params_outside(layers, risk.params)
     inputs, deltas = layer_factors(risk, layers, cotangents)
     blocks: dict[str, dict[str, Tensor]] = {}

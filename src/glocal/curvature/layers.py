@@ -90,7 +90,7 @@ def params_outside(layers: Iterable[str], params: Mapping[str, Tensor]) -> Param
 
 
 def affine_layers(risk: Risk) -> dict[str, AffineLayer]:
-    """Return the layers of the network whose gradients have two factors, by name.
+    """Return the layers of the network whose weights are parameters of their own and have gradients of two factors.
 
     They depend only on the network's structure and the shape of its inputs, so one pass with the module's own tensors
     and an input of zeros finds them.
@@ -100,7 +100,7 @@ def affine_layers(risk: Risk) -> dict[str, AffineLayer]:
     if shape not in layers:
         leaf = next(iter(risk.params.values())) if risk.x.is_floating_point() else risk.x
         layers[shape] = _find_affine_layers(risk.module, torch.zeros(1, *shape, dtype=leaf.dtype, device=leaf.device))
-    return layers[shape]
+    return {k: affine for k, affine in layers[shape].items() if f"{k}.weight" in risk.params}
 
 
 _AFFINE_LAYERS: WeakKeyDictionary[nn.Module, dict[torch.Size, dict[str, AffineLayer]]] = WeakKeyDictionary()

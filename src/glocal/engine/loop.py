@@ -21,8 +21,8 @@ from glocal.engine.evaluate import Evaluator, Record
 from glocal.engine.executors import OnStep
 from glocal.engine.loader import Loader
 from glocal.engine.state import State
+from glocal.networks.layer_calls import unfused_encoders
 from glocal.precision import matmul_precision
-from glocal.risk import unfused_encoders
 from glocal.tree import Params
 
 Watch = Callable[[int, int, State, Loader], None]

@@ -18,6 +18,7 @@ from glocal.engine.cohort import Cohort
 from glocal.engine.executors import Sequential
 from glocal.engine.loader import Loader
 from glocal.errors import GlocalError
+from glocal.networks.layer_calls import unfused_encoders
 
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 FREE_MEMORY_FRACTION = 0.6
@@ -90,6 +91,7 @@ class EveryResult(TorchDispatchMode):
         return result
 
 
+@unfused_encoders()
 def bytes_per_run(cohort: Cohort) -> int:
     """Measure on one step what a run needs: parameters, gradients, update, autograd's tensors, M and optimiser state.
 

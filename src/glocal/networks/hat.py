@@ -123,7 +123,8 @@ def _gated_layers(network: nn.Module) -> tuple[tuple[int, ...], tuple[GatedLayer
     declared, modules = _unit_groups(network), dict(network.named_modules())
     name = type(network).__name__
     for parameter, p in network.named_parameters():
-        missing = p.requires_grad and parameter.rpartition(".")[0] not in declared
+        layer, _, kind = parameter.rpartition(".")
+        missing = p.requires_grad and (layer not in declared or kind not in ("weight", "bias"))
         require(not missing, f"hat has no unit group for the parameter '{parameter}' of {name}; {HOW_TO_DECLARE}")
     sizes: dict[str, int] = {}
     for layer, (_, writes) in declared.items():

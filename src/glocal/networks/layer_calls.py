@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.backends import mha
 from torch.utils.hooks import RemovableHandle
 
 Layer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -36,7 +37,7 @@ def layer_calls(module: nn.Module, shape: Sequence[int]) -> list[LayerCall]:
         calls.append(LayerCall(name, layer, args[0].shape[1:]))
 
     hooks = (layer.register_forward_pre_hook(partial(record, name)) for name, layer in named_layers(module).items())
-    with hooked(hooks), torch.no_grad(), eval_mode(module.modules()):
+    with hooked(hooks), torch.no_grad(), eval_mode(module.modules()), unfused_encoders():
         zeros = torch.zeros(1, *shape, dtype=dtype_of(module))
         try:
             module(zeros)
@@ -44,6 +45,20 @@ def layer_calls(module: nn.Module, shape: Sequence[int]) -> list[LayerCall]:
             calls.clear()
             module(zeros.long())
     return calls
+
+
+@contextmanager
+def unfused_encoders() -> Iterator[None]:
+    """Run nn.TransformerEncoderLayer in evaluation mode as in training.
+
+    The fused operation that it has there has no derivative, and no rule for `vmap`.
+    """
+    enabled = mha.get_fastpath_enabled()
+    mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        mha.set_fastpath_enabled(enabled)
 
 
 @contextmanager

@@ -12,11 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
+import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils.weight_norm import WeightNorm
 
 from glocal import challenges
 from glocal.algorithms import ALGORITHMS, Algorithm
@@ -26,6 +29,7 @@ from glocal.engine.cohort import seeded_network
 from glocal.errors import GlocalError, first_line, require, require_known
 from glocal.files import read_tensors, report_damage, user_path
 from glocal.networks import NETWORKS
+from glocal.networks.layer_calls import unfused_encoders
 from glocal.networks.model import MakeNetwork, share_parameters
 from glocal.networks.pretrained import Pretrained, list_names, load_state
 from glocal.optimizers import OPTIMIZERS, PLAIN_SGD, Adam, Optimizer
@@ -171,24 +175,36 @@ def _check_network(module: nn.Module, name: str, challenge: Challenge) -> None:
     embeddings = [m for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
     sparse = any(m.sparse and m.weight.requires_grad for m in embeddings)
     require(not sparse, f"network '{name}' has an embedding with sparse gradients: set sparse=False.")
+    sparse_names = [k for k, b in module.named_buffers() if b.layout != torch.strided]
+    require(
+        not sparse_names,
+        f"network '{name}' has sparse buffers ({', '.join(sparse_names)}): "
+        "register dense ones, or keep them as plain attributes.",
+    )
+    hooks = (hook for part in module.modules() for hook in part._forward_pre_hooks.values())
+    advice = "use torch.nn.utils.parametrizations.weight_norm in place of torch.nn.utils.weight_norm."
+    require(not any(isinstance(hook, WeightNorm) for hook in hooks), f"network '{name}' cannot be copied: {advice}")
     try:
-        share_parameters(module)
+        copied = share_parameters(module)
     except Exception as error:
         raise GlocalError(f"network '{name}' cannot be copied: {first_line(error)}") from error
     examples = _example_inputs(challenge)
-    try:
-        with torch.no_grad():
-            outputs = module.eval()(examples)
-    except (Exception, SystemExit) as error:
-        raise GlocalError(
-            f"network '{name}' does not accept inputs of shape {tuple(challenge.input_shape)} ({challenge.name}): "
-            f"{describe_error(error)}."
-        ) from error
-    is_tensor, expected = isinstance(outputs, torch.Tensor), (len(examples), challenge.outputs)
-    result = f"outputs of shape {tuple(outputs.shape)}" if is_tensor else f"a {type(outputs).__name__}"
-    count = "one input" if len(examples) == 1 else f"{len(examples)} inputs"
-    message = f"network '{name}' returns {result} for {count}; {challenge.name} needs one tensor of shape {expected}."
-    require(is_tensor and outputs.shape == expected, message)
+    for mode in ("evaluation", "training"):
+        try:
+            with torch.no_grad(), global_generator(generator(0, "check")), unfused_encoders():
+                outputs = copied.train(mode == "training")(examples)
+        except (Exception, SystemExit) as error:
+            raise GlocalError(
+                f"network '{name}' does not accept inputs of shape {tuple(challenge.input_shape)} ({challenge.name}) "
+                f"in {mode} mode: {describe_error(error)}."
+            ) from error
+        is_tensor, expected = isinstance(outputs, torch.Tensor), (len(examples), challenge.outputs)
+        result = f"outputs of shape {tuple(outputs.shape)}" if is_tensor else f"a {type(outputs).__name__}"
+        message = f"network '{name}' returns {result} for {len(examples)} inputs in {mode} mode"
+        require(
+            is_tensor and outputs.shape == expected,
+            f"{message}; {challenge.name} needs one tensor of shape {expected}.",
+        )
 
 
 def check_batches(make: MakeNetwork, challenge: Challenge, batch_size: int) -> None:
@@ -215,22 +231,38 @@ def check_batches(make: MakeNetwork, challenge: Challenge, batch_size: int) -> N
 
 
 def _example_inputs(challenge: Challenge) -> torch.Tensor:
-    """Return one input of zeros, or the smallest and the largest token at every position."""
+    """Return two inputs: of zeros, or the smallest and the largest token at every position."""
     if challenge.input_dtype.is_floating_point:
-        return torch.zeros(1, *challenge.input_shape)
+        return torch.zeros(2, *challenge.input_shape)
     tasks = [challenge.task(index, 0) for index in range(challenge.tasks)]
     splits = [data for task in tasks for data in task.splits.values()]
     rows = torch.stack([extreme for data in splits for extreme in data.x.aminmax(dim=0)])
     return torch.stack(rows.aminmax(dim=0))
 
 
+MODULE_ATTRIBUTES = {*vars(nn.Module())}
+DATA = (bool, int, float, complex, str, bytes, type(None), torch.Tensor, np.ndarray, np.generic)
+
+
 def _fingerprint(module: nn.Module) -> str:
-    digest = hashlib.sha256(repr(module).encode())
-    for key, tensor in module.state_dict().items():
-        digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    digest.update(" ".join(k for k, p in module.named_parameters() if not p.requires_grad).encode())
-    return digest.hexdigest()[:16]
+    """Return the hash of a network: its layers, parameters, buffers, and its attributes that are plain data."""
+    state = {**module.state_dict(), **dict(module.named_buffers())}
+    frozen = [k for k, p in module.named_parameters() if not p.requires_grad]
+    attributes = {
+        f"{name}.{k}": value
+        for name, part in module.named_modules()
+        for k, value in sorted(vars(part).items())
+        if k not in MODULE_ATTRIBUTES and not k.startswith("_") and _is_data(value)
+    }
+    return source_hash([repr(module), state, frozen, attributes])
+
+
+def _is_data(value: Any) -> bool:
+    if type(value) in (list, tuple):
+        return all(map(_is_data, value))
+    if type(value) is dict:
+        return all(map(_is_data, chain(value, value.values())))
+    return isinstance(value, DATA)
 
 
 def algorithm(spec: str | Algorithm | type[Algorithm], options: Mapping[str, Any] | None = None) -> Resolved:

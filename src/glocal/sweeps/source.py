@@ -79,6 +79,9 @@ class _Text:
             return f"{{{', '.join(sorted(self.describe(part, place) for part in value))}}}"
         if kind is np.ndarray and value.dtype != object:
             return f"array {value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
+        if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+            entries = value.to_sparse_coo().coalesce()
+            return f"sparse {tuple(value.shape)} {self.describe([entries.indices(), entries.values()], place)}"
         if isinstance(value, torch.Tensor):
             data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
             text = f"tensor {value.dtype} {tuple(value.shape)} {hashlib.sha256(data.tobytes()).hexdigest()}"
