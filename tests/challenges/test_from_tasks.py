@@ -120,7 +120,9 @@ def test_uint8_is_kept_and_read_only_memory_is_accepted(recwarn: pytest.Warnings
 
 
 def test_outputs_may_be_more_than_the_classes() -> None:
-    assert from_tasks("my-data", two_tasks(), outputs=10).outputs == 10
+    numbers: list[Any] = [10, np.int64(10)]
+    for outputs in numbers:
+        assert from_tasks("my-data", two_tasks(), outputs=outputs).outputs == 10
 
 
 def test_domain_challenges_keep_their_classes() -> None:

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
+from numbers import Integral
 from typing import Any, NamedTuple, get_args
 
 import torch
@@ -205,6 +206,6 @@ def _outputs(tasks: Sequence[Task], outputs: int | None, loss: LossName | LossFu
         fits, allowed = range(smallest, smallest + 1), f"the targets have {smallest} columns; give {smallest}"
     if callable(loss):  # it may need more or fewer, such as a mean and a variance for every target
         fits = range(1, sys.maxsize)
-    fitting = isinstance(outputs, int) and outputs in fits
+    fitting = isinstance(outputs, Integral) and outputs in fits
     require(outputs is None or fitting, f"outputs is {outputs!r}, but {allowed}, or leave it out.")
-    return outputs or smallest
+    return int(outputs or smallest)

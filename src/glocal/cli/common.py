@@ -77,7 +77,7 @@ def print_rendered(output: RenderableType) -> None:
         Console(markup=False, emoji=False).print(output)
 
 
-def rich_table(title: str, rows: Sequence[Mapping[str, Any]], right: Collection[str] = (), **options: Any) -> Table:
+def rich_table(title: str, rows: Sequence[Mapping[str, Any]], right: Collection[str] = ()) -> Table:
     """Return a table with a column for every key of the rows; those in `right` are aligned to the right.
 
     The first column, of names, is as wide as they are.
@@ -86,7 +86,8 @@ def rich_table(title: str, rows: Sequence[Mapping[str, Any]], right: Collection[
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, **options)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.collapse_padding = True
     for i, name in enumerate(rows[0]):
         table.add_column(name, justify="right" if name in right else "left", overflow="fold", no_wrap=i == 0)
     for row in rows:

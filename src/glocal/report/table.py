@@ -119,7 +119,9 @@ class Table:
         """Build the part of the table that has the ungrouped columns and those of these groups."""
         indices = [i for i, column in enumerate(self.columns) if column.group in ("", *groups)]
         grouped_indices = [i for i in indices if self.columns[i].group]
-        table = rich_table.Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="")
+        table = rich_table.Table(
+            box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, header_style=""
+        )
         table.title, table.title_justify = self.title or None, "left"
         headers = [Text(self.label), *map(self._header, indices)]
         height = max(header.plain.count("\n") for header in headers)
