@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import operator
+import os
 import re
 import signal
 import sys
@@ -62,6 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with contextlib.suppress(ValueError):  # signals can only be handled in the main thread
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     warnings.formatwarning = _format_warning
+    if sys.stdout is None or sys.stderr is None:  # it was closed before Python started
+        nowhere = open(os.devnull, "w")  # noqa: SIM115
+        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # it may not be able to print θ
             stream.reconfigure(errors="replace")
