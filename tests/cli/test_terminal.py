@@ -92,14 +92,42 @@ def test_streams_that_cannot_encode_everything(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Full(io.StringIO):
+    error = errno.ENOSPC
+
     def write(self, text: str) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(self.error, os.strerror(self.error))
+
+
+class Broken(Full):
+    error = errno.EPIPE
 
 
 def test_an_output_that_is_full(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "stdout", Full())
     assert main(["list", "networks"]) == 2
     assert "No space left" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stderr", [Full, Broken])
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_runs_are_trained_without_a_place_for_progress(
+    stderr: type[Full], workers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stderr())
+    quick = ["--lrs", "0.1", "--seeds", "1", "--tasks", "2", "--epochs", "1", "--batch-size", "500"]
+    algorithms = ["--algorithms", "sgd", "er", "--workers", workers]
+    assert main(["sweep", "rotated-digits", *algorithms, *quick, "--store", str(tmp_path / "store")]) == 0
+    store = Store.open(tmp_path / "store")
+    assert len(store.runs()) == 2 and not store.cohorts()
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_closed_stream(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python calls a stream None that was closed before its start."""
+    monkeypatch.setattr(sys, name, None)
+    assert main(["list", "networks"]) == 0
+    assert main(["list", "nothing"]) == 2
+    getattr(sys, name).close()
 
 
 def test_bash_completes_commands_and_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -177,4 +177,5 @@ def _print_lines(name: str, worker: subprocess.Popen[str]) -> None:
     assert worker.stdout is not None
     with worker.stdout:
         for line in worker.stdout:
-            print(f"[worker {name}] {line.rstrip()}", file=sys.stderr, flush=True)
+            with suppress(OSError, ValueError):  # else the worker could not write, and its runs would fail
+                print(f"[worker {name}] {line.rstrip()}", file=sys.stderr, flush=True)

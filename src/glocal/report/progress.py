@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
+from typing import TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -16,11 +18,35 @@ QUIET_SECONDS = 10
 """Minimum time between two progress lines of a cohort when the output is not a terminal."""
 
 
+class Stderr(io.TextIOBase):
+    """Standard error until it cannot be written, and nothing from then on: a closed pipe must not end a training."""
+
+    def __init__(self) -> None:
+        self._stream: TextIO | None = sys.stderr
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return getattr(self._stream, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        return self._stream is not None and self._stream.isatty()
+
+    def write(self, text: str) -> int:
+        if self._stream is not None:
+            try:
+                self._stream.write(text)
+                self._stream.flush()
+            except (OSError, ValueError):  # ValueError: it is closed
+                self._stream = None
+        return len(text)
+
+
 class Bars(ProgressReporter):
     """Report the progress of a sweep: bars on a terminal, otherwise a line now and then and per finished cohort."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, markup=False, emoji=False)
+        self._stderr = Stderr()
+        self._console = Console(file=cast(TextIO, self._stderr), markup=False, emoji=False)
         self._live = self._console.is_terminal
         text = TextColumn("{task.description}", markup=False)
         state = TextColumn("{task.fields[state]}", markup=False)
@@ -37,7 +63,7 @@ class Bars(ProgressReporter):
         self._close()
         description = f"{label} · {runs} run{'s' if runs > 1 else ''}"
         bar = self._progress.add_task(description, total=steps, completed=steps * done // tasks, state="")
-        self._cohort = CohortBar(self._progress, bar, description, tasks)
+        self._cohort = CohortBar(self._progress, bar, description, tasks, self._stderr)
         return self._cohort
 
     def finish_cohort(self, runs: int) -> None:
@@ -45,7 +71,7 @@ class Bars(ProgressReporter):
         state = f"{self._finished}/{self._runs} runs"
         if not self._live:
             bar, now = self._cohort, time.perf_counter()
-            print(f"{bar.description}: {now - bar.started:.1f} s" if bar else state, file=sys.stderr, flush=True)
+            print(f"{bar.description}: {now - bar.started:.1f} s" if bar else state, file=self._stderr)
         self._close()
         self._progress.update(self._all, completed=self._finished, state=state)
 
@@ -68,7 +94,8 @@ class Bars(ProgressReporter):
 class CohortBar(loop.Progress):
     """Progress bar of one cohort: its task, its steps and their speed."""
 
-    def __init__(self, progress: Progress, bar: TaskID, description: str, tasks: int) -> None:
+    def __init__(self, progress: Progress, bar: TaskID, description: str, tasks: int, stderr: Stderr) -> None:
+        self._stderr = stderr
         self.bar, self.description, self.started = bar, description, time.perf_counter()
         self._progress, self._tasks, self._task = progress, tasks, 0
         self._pending, self._shown = 0, self.started
@@ -77,7 +104,7 @@ class CohortBar(loop.Progress):
         self._task, now = task, time.perf_counter()
         if self._progress.disable and task and now - self._shown > QUIET_SECONDS:
             self._shown = now
-            print(f"{self.description}: {task}/{self._tasks} tasks, {now - self.started:.0f} s", file=sys.stderr)
+            print(f"{self.description}: {task}/{self._tasks} tasks, {now - self.started:.0f} s", file=self._stderr)
 
     def steps(self, count: int) -> None:
         self._pending += count
