@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Sequence
@@ -136,6 +137,34 @@ def test_a_cohort_that_fails_does_not_stop_the_others(tmp_path: Path, lrs: list[
     with pytest.raises(ZeroDivisionError, match="no objective"):
         glocal.sweep("rotated-digits", [f"{file}:Bad", "er"], lrs, [1], **arguments)
     assert len(store.runs()) == 2 * len(lrs), "the others are trained before the error"
+
+
+class Failing(ProgressReporter):
+    def finish_cohort(self, runs: int) -> None:
+        raise ZeroDivisionError
+
+
+def test_runs_in_the_store_have_not_failed(tmp_path: Path, whole: glocal.Runs) -> None:
+    store = plan(tmp_path / "store")
+    with pytest.warns(glocal.errors.GlocalWarning, match="ZeroDivisionError"):
+        assert work(store, progress=Failing()) == (0, [])
+    assert_same(store, whole)
+    assert not store.cohorts()
+
+
+@pytest.mark.parametrize("in_store", [True, False])
+def test_failures_whose_runs_were_stored_later(in_store: bool, tmp_path: Path, whole: glocal.Runs) -> None:
+    store = plan(tmp_path / "store")
+    for run in whole if in_store else []:
+        assert run.path is not None
+        shutil.copytree(run.path, store.runs_path / run.path.name)
+    claim = store.claim(read_plans(store)[0].runs[:2], parameters=False)
+    assert claim is not None
+    claim.leave(failed="no reason")
+    status = read_status(store)
+    assert (len(status.failures), status.failed) == ((0, 0) if in_store else (1, 2))
+    if in_store:
+        assert work(store) == (0, []) and not store.cohorts() and not read_plans(store)
 
 
 class Signalling(ProgressReporter, loop.Progress):

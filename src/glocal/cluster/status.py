@@ -39,7 +39,8 @@ def read_status(store: Store) -> Status:
     hashes = {hash for plan in read_plans(store) for hash in plan.runs}
     hashes |= {hash for cohort in cohorts for hash in cohort.hashes}
     training = [cohort for cohort in cohorts if cohort.last.held]
-    failures = [cohort for cohort in cohorts if cohort.failed is not None]
+    failed_cohorts = [cohort for cohort in cohorts if cohort.failed is not None]
+    failures = [c for c in failed_cohorts if store.missing(c.hashes, ["parameters"] if c.parameters else [])]
     running = {hash for cohort in training for hash in cohort.hashes} - finished
     failed = {hash for cohort in failures for hash in cohort.hashes} - finished - running
     waiting = hashes - finished - running - failed

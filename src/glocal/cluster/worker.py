@@ -107,7 +107,7 @@ def work(
             while not stop():
                 for plan in read_plans(store):
                     if plan.finished(store):
-                        plan.path.unlink(missing_ok=True)
+                        plan.remove(store)
                     elif plan.path not in jobs and plan.path not in refused:
                         try:
                             jobs[plan.path] = job = plan.prepare(store, device, code)

@@ -38,8 +38,16 @@ class Plan:
 
     def finished(self, store: Store) -> bool:
         """Return whether the store holds all runs."""
-        kept_files = [name for name in KEPT if self.arguments["options"].get(f"keep_{name}")]
-        return not store.missing(self.runs, kept_files)
+        return not store.missing(self.runs, self._kept)
+
+    def remove(self, store: Store) -> None:
+        """Remove the plan and its cohorts, once it is finished."""
+        store.remove_finished(self.runs, self._kept)
+        self.path.unlink(missing_ok=True)
+
+    @property
+    def _kept(self) -> list[str]:
+        return [name for name in KEPT if self.arguments["options"].get(f"keep_{name}")]
 
     def prepare(self, store: Store, device: str, code: Iterable[Path]) -> Job:
         """Return the runs, ready to be trained on a device, with code from these files alone."""

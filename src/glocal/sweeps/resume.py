@@ -201,8 +201,7 @@ class Job:
         gc.collect()
         torch.cuda.empty_cache()
         store, last = self.context.store, _load(claim, torch.device("cpu"))
-        kept_files = self.keep | ({"parameters"} if claim.parameters else set())
-        hashes = [hash for hash in claim.hashes if not store.finished(hash, kept_files)]
+        hashes = [hash for hash in claim.hashes if not store.finished(hash, self._kept(claim))]
         middle = (len(hashes) + 1) // 2
         for part in (hashes[:middle], hashes[middle:]):
             half = store.claim(part, claim.parameters) if part else None
@@ -217,8 +216,15 @@ class Job:
         message = f"{reason} go on in cohorts of up to {middle}. --cohort-size {middle} starts with these."
         warnings.warn(message, GlocalWarning, stacklevel=2)
 
+    def _kept(self, claim: Claim) -> frozenset[str]:
+        return self.keep | ({"parameters"} if claim.parameters else set())
+
     def _fail(self, claim: Claim, error: Exception) -> None:
-        """Leave a cohort that cannot be trained, and tell other processes why."""
+        """Leave a cohort that cannot be trained, and tell other processes why. A cohort in the store has not failed."""
+        if not self.context.store.missing(claim.hashes, self._kept(claim)):
+            claim.finish()
+            warnings.warn(f"an error followed when the runs were stored: {error!r}.", GlocalWarning, stacklevel=2)
+            return
         if is_out_of_memory(error):
             config = next(self.requests[hash].config for hash in claim.hashes if hash in self.requests)
             run = f"one run of {config.algorithm['name']} on {config.challenge['name']}"
@@ -379,9 +385,9 @@ def train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, RunR
             store.write(config, arrays, info, {"parameters": parameters, "state": state})
             if context.track is not None:
                 context.track(_run(store, config, last, i, info), tasks)
-        context.progress.finish_cohort(len(missing & requests.keys()))
         if all(store.finished(hash, kept_files) for hash in claim.hashes):
             claim.finish()
+        context.progress.finish_cohort(len(missing & requests.keys()))
     except GlocalError:
         claim.lease.check()  # an error of reading or writing may be the work of a successor
         raise
