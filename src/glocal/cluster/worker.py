@@ -23,7 +23,7 @@ from glocal.errors import GlocalError, require
 from glocal.rng import GLOBAL_STATE
 from glocal.store.store import Store
 from glocal.sweeps.plan import read_plans
-from glocal.sweeps.resume import POLL_SECONDS, Job, ProgressReporter
+from glocal.sweeps.resume import POLL_SECONDS, Job, ProgressReporter, failure
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 GRACE_SECONDS = 20.0
@@ -124,7 +124,7 @@ def work(
                     time.sleep(POLL_SECONDS)
     finally:
         progress.stop()
-    errors = [str(error) for job in jobs.values() for error in job.errors.values()]
+    errors = [failure(error) for job in jobs.values() for error in job.errors.values()]
     return runs_left, list(dict.fromkeys([*refused.values(), *errors]))
 
 

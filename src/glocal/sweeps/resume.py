@@ -42,6 +42,7 @@ from glocal.store.store import Claim, Store, set_aside
 from glocal.sweeps import resolve
 from glocal.sweeps.continuation import begin_after, cohort_after, parameters_after, parent_note, task_fingerprints
 from glocal.sweeps.options import SweepOptions
+from glocal.sweeps.user_code import describe_error, user_frames
 
 POLL_SECONDS = 0.5
 MAX_KILLS = 2
@@ -229,9 +230,8 @@ class Job:
             config = next(self.requests[hash].config for hash in claim.hashes if hash in self.requests)
             run = f"one run of {config.algorithm['name']} on {config.challenge['name']}"
             error = GlocalError(f"{run} does not fit into memory: {first_line(error)}. {SMALLER}")
-        kind = "" if isinstance(error, GlocalError) else f"{type(error).__name__}: "
         traceback.clear_frames(error.__traceback__)  # they hold the cohort's tensors
-        claim.leave(failed=f"{kind}{first_line(error)}")
+        claim.leave(failed=failure(error))
         self.errors.update(dict.fromkeys(claim.hashes, error))
 
     def _claim(self, missing: set[str]) -> Claim | None:
@@ -265,6 +265,13 @@ class Job:
                 elif claim is not None:
                     return claim
         return None
+
+
+def failure(error: Exception) -> str:
+    """Return why runs have failed, with the line of the user's code that raised the error, if it did."""
+    if isinstance(error, GlocalError):
+        return first_line(error)
+    return describe_error(error) if user_frames(error) else f"{type(error).__name__}: {first_line(error)}"
 
 
 @dataclass
