@@ -128,15 +128,45 @@ def test_a_cohort_that_fails_does_not_stop_the_others(tmp_path: Path, lrs: list[
     write_plan("rotated-digits", [f"{file}:Bad", "sgd"], lrs, [1], **arguments)
     store = Store.open(tmp_path / "store")
     left, (problem,) = work(store, code=[file])
-    assert left == 0 and "no objective" in problem and len(store.runs()) == len(lrs)
+    assert problem.endswith("mine.py, line 11: ZeroDivisionError: no objective")
+    assert left == 0 and len(store.runs()) == len(lrs)
     (failed,) = store.cohorts()
-    assert failed.failed is not None and "no objective" in failed.failed
+    assert failed.failed == problem
     attempts = failed.last.number
     assert work(store, code=[file])[1] == [failed.failed] and store.cohorts()[0].last.number == attempts
     assert len(work(store, code=[file], retry_failed=True)[1]) == 1 and store.cohorts()[0].last.number > attempts
     with pytest.raises(ZeroDivisionError, match="no objective"):
         glocal.sweep("rotated-digits", [f"{file}:Bad", "er"], lrs, [1], **arguments)
     assert len(store.runs()) == 2 * len(lrs), "the others are trained before the error"
+
+
+ONCE = """
+from pathlib import Path
+from glocal.algorithms.baselines import SGD
+
+class Once(SGD):
+    name = "once"
+
+    def consolidate(self, model, params, memory, data):
+        if not Path(__file__).with_name("licence").exists():
+            raise ValueError("no licence")
+        return super().consolidate(model, params, memory, data)
+"""
+
+
+def test_a_sweep_with_workers_trains_failed_cohorts_again(tmp_path: Path) -> None:
+    file = tmp_path / "once.py"
+    file.write_text(ONCE)
+    arguments: dict[str, Any] = {"store": tmp_path / "store", "workers": 2, **QUICK}
+    for _ in range(2):
+        with (
+            pytest.warns(glocal.errors.GlocalWarning, match="exit status 2"),
+            pytest.raises(glocal.GlocalError, match=r"once\.py, line 10: ValueError: no licence"),
+        ):
+            glocal.sweep("rotated-digits", [f"{file}:Once"], [0.1, 0.2], [1], **arguments)
+    (tmp_path / "licence").touch()
+    assert len(glocal.sweep("rotated-digits", [f"{file}:Once"], [0.1, 0.2], [1], **arguments)) == 2
+    assert not Store.open(tmp_path / "store").cohorts()
 
 
 class Failing(ProgressReporter):

@@ -144,7 +144,7 @@ def worker_devices(device: str, workers: int | None = None) -> list[str]:
 
 
 def start_workers(store: Path, devices: Sequence[str], arguments: Sequence[str]) -> int:
-    """Start a worker process for every device, wait for all, and return the largest exit status.
+    """Start a worker process for every device, wait for all, and return the exit status of one that failed, or 0.
 
     Their output is printed with the device's name. A signal is passed on to them.
     """
@@ -170,7 +170,7 @@ def start_workers(store: Path, devices: Sequence[str], arguments: Sequence[str])
                 worker.send_signal(signal.SIGTERM)
     for printer in printers:
         printer.join()
-    return max(worker.returncode for worker in workers)
+    return max((worker.returncode for worker in workers), key=abs)  # a signal's is negative
 
 
 def _print_lines(name: str, worker: subprocess.Popen[str]) -> None:

@@ -166,6 +166,15 @@ class Job:
                 raise error
         return Runs(run for run in results.values() if isinstance(run, Run))
 
+    def retry_failed(self) -> None:
+        """Let workers train cohorts again that failed earlier."""
+        store, missing = self.context.store, self.missing()
+        for cohort in store.cohorts():
+            if cohort.failed is not None and not missing.isdisjoint(cohort.hashes):
+                claim = store.take(cohort)
+                if claim is not None:
+                    claim.leave()
+
     def train_next(self, missing: set[str]) -> bool:
         """Train one cohort with missing runs, and return False if other processes train all of them."""
         claim = self._claim(missing)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypeAlias
@@ -18,7 +19,7 @@ from glocal.algorithms import Algorithm
 from glocal.challenges.challenge import Challenge
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.config import RunConfig
-from glocal.errors import require
+from glocal.errors import GlocalWarning, require
 from glocal.optimizers import Optimizer
 from glocal.rng import GLOBAL_STATE
 from glocal.store.run import Runs
@@ -91,6 +92,7 @@ def sweep(
 
             plan, job = write_plan(challenge, algorithms, lrs, seeds, optimizer=optimizer, **options)
             if chosen.on == "slurm":
+                job.retry_failed()
                 slurm.submit(job.context.store.path, list(plan.code), chosen)
                 return job.finished()
             runs = ray.train(plan, job, progress or ProgressReporter())
@@ -100,8 +102,12 @@ def sweep(
             plan, job = write_plan(challenge, algorithms, lrs, seeds, optimizer=optimizer, **options)
             arguments = ["--code", *plan.code] if plan.code else []
             arguments += ["--track", chosen.track] if chosen.track else []
-            start_workers(job.context.store.path, devices, arguments)
+            job.retry_failed()
+            status = start_workers(job.context.store.path, devices, arguments)
             job.retry = False
+            if status:
+                message = f"a worker ended with exit status {status}: see its output above."
+                warnings.warn(message, GlocalWarning, stacklevel=2)
         if this_machine:
             job.context.progress, job.context.track = progress or ProgressReporter(), track
             runs = train_missing(job)
