@@ -68,6 +68,22 @@ def test_a_plan_is_trained_as_a_sweep_is(tmp_path: Path, whole: glocal.Runs) -> 
     assert not read_plans(store) and not store.cohorts()
 
 
+@pytest.mark.parametrize("workers", [None, 2])
+def test_damaged_runs_are_trained_again(workers: int | None, tmp_path: Path, whole: glocal.Runs) -> None:
+    store = plan(tmp_path / "store")
+    work(store)
+    arrays = store.runs_path / store.names()[0] / "arrays.safetensors"
+    arrays.write_bytes(arrays.read_bytes()[:-9])
+    with pytest.warns(glocal.errors.GlocalWarning, match="moved to"):
+        if workers is None:
+            plan(store.path)
+            assert work(store) == (0, [])
+        else:
+            options: dict[str, Any] = {"store": store.path, "workers": workers, **QUICK}
+            glocal.sweep("rotated-digits", ["sgd", "er"], [0.1, 0.2], [1], **options)
+    assert_same(store, whole)
+
+
 def test_a_plan_that_another_worker_removes_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, read = plan(tmp_path / "store"), files.read_json
 

@@ -102,6 +102,7 @@ def write_plan(
     named = _with_files(arguments, absolute)
     content = {"arguments": named, "code": code, "runs": list(job.requests)}
     folder = job.context.store.path / "plans"
+    job.finished()  # sets damaged runs aside, which workers take for finished
     try:
         text = json.dumps(content, sort_keys=True)
     except TypeError as error:

@@ -122,13 +122,22 @@ def train_missing(job: Job) -> Runs:
         raise error
     store.remove_finished(job.requests, job.keep)
     results = store.read(job.requests)
-    damaged = {hash: error for hash, error in results.items() if isinstance(error, GlocalError)}
-    for hash, error in damaged.items():
-        if hash in trained or not isinstance(error, DamagedError):
+    for result in (results[hash] for hash in trained):
+        if isinstance(result, GlocalError):
+            raise result
+    runs = _undamaged(store, results)
+    return train_missing(job) if len(runs) < len(results) else runs
+
+
+def _undamaged(store: Store, results: Mapping[str, Run | GlocalError]) -> Runs:
+    """Return the runs that could be read, and set the damaged ones aside, which are missing from then on."""
+    for hash, error in results.items():
+        if isinstance(error, DamagedError):
+            moved = set_aside(store.runs_path / hash)
+            warnings.warn(f"{error} It was moved to '{moved}'.", GlocalWarning, stacklevel=3)
+        elif isinstance(error, GlocalError):
             raise error
-        moved = set_aside(store.runs_path / hash)
-        warnings.warn(f"{error} It was moved to '{moved}'.", GlocalWarning, stacklevel=2)
-    return train_missing(job) if damaged else Runs(run for run in results.values() if isinstance(run, Run))
+    return Runs(run for run in results.values() if isinstance(run, Run))
 
 
 @dataclass
@@ -158,13 +167,9 @@ class Job:
         return self.context.store.missing(candidates, self.keep) - self.errors.keys()
 
     def finished(self) -> Runs:
-        """Return the requested runs that the store holds."""
-        missing = self.context.store.missing(self.requests, self.keep)
-        results = self.context.store.read([hash for hash in self.requests if hash not in missing])
-        for error in results.values():
-            if isinstance(error, GlocalError):
-                raise error
-        return Runs(run for run in results.values() if isinstance(run, Run))
+        """Return the requested runs that the store holds, and set damaged ones aside."""
+        store, missing = self.context.store, self.context.store.missing(self.requests, self.keep)
+        return _undamaged(store, store.read([hash for hash in self.requests if hash not in missing]))
 
     def retry_failed(self) -> None:
         """Let workers train cohorts again that failed earlier."""
