@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ import pytest
 
 import glocal
 from glocal import files
+from glocal.cli.main import main
 from glocal.cluster.status import Status, read_status
 from glocal.cluster.worker import Stop, work, worker_devices
 from glocal.engine import loop
@@ -95,6 +97,24 @@ def test_a_plan_that_another_worker_removes_is_left_out(tmp_path: Path, monkeypa
     assert read_plans(store) == []
 
 
+@pytest.mark.parametrize("damage", ["cut", "fields are missing", "edited"])
+def test_a_damaged_plan_does_not_stop_the_others(damage: str, tmp_path: Path, whole: glocal.Runs) -> None:
+    store = plan(tmp_path / "store", ["agem"])
+    path = read_plans(store)[0].path
+    content = json.loads(path.read_text())
+    content = {"runs": content["runs"]} if damage == "fields are missing" else content | {"runs": content["runs"][:1]}
+    path.write_text(path.read_text()[:50] if damage == "cut" else json.dumps(content))
+    plan(tmp_path / "store")
+    with pytest.warns(glocal.errors.GlocalWarning, match=path.name):
+        assert read_status(store).waiting == 4
+    with pytest.warns(glocal.errors.GlocalWarning, match=path.name):
+        assert work(store) == (0, [])
+    assert_same(store, whole)
+    assert main(["verify", str(store.path)]) == 2
+    path.unlink()
+    assert main(["verify", str(store.path)]) == 0
+
+
 class FromPython(glocal.Algorithm):
     """An algorithm that no file can name."""
 
@@ -130,7 +150,8 @@ def test_a_file_that_a_plan_does_not_declare_is_not_loaded(tmp_path: Path) -> No
             content["arguments"]["options"][field] = f"{evil}:Mine"
         else:
             content["arguments"][field] = changed[field]
-        (store.path / "plans" / f"{field}.json").write_text(json.dumps(content))
+        name = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        (store.path / "plans" / f"{name}.json").write_text(json.dumps(content))
     known.path.unlink()
     assert len(work(store)[1]) == 3
     assert not marker.exists() and not store.runs()

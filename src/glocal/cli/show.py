@@ -276,14 +276,20 @@ class Verify:
 
     def __call__(self) -> None:
         from glocal.store.store import Store
+        from glocal.sweeps.plan import verify_plans
 
-        results = list(Store.open(self.store).verify())
+        store = Store.open(self.store)
+        results = [*store.verify(), *verify_plans(store)]
         for path, error, unchecked in results:
             if error is not None:
                 print(error)
             elif unchecked:
                 print(f"'{path}' can be read; of an earlier version, without checksums: {', '.join(unchecked)}.")
         damaged = sum(error is not None for _, error, _ in results)
-        message = f"{damaged} of {len(results)} runs and cohorts in '{self.store}' are damaged or cannot be read."
+        message = (
+            f"{damaged} of {len(results)} runs, cohorts and plans in '{self.store}' are damaged or cannot be read."
+        )
         require(damaged == 0, message)
-        print(f"All {len(results)} runs and cohorts in '{self.store}' can be read and agree with their checksums.")
+        print(
+            f"All {len(results)} runs, cohorts and plans in '{self.store}' can be read and agree with their checksums."
+        )

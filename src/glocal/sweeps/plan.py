@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from glocal import files
-from glocal.errors import GlocalError, first_line, require
-from glocal.store.store import Store
+from glocal.errors import GlocalError, GlocalWarning, first_line, require
+from glocal.store.store import Store, Verified
 from glocal.sweeps.options import KEPT, SweepOptions
 
 if TYPE_CHECKING:
@@ -104,10 +105,9 @@ def write_plan(
     folder = job.context.store.path / "plans"
     job.finished()  # sets damaged runs aside, which workers take for finished
     try:
-        text = json.dumps(content, sort_keys=True)
+        path = folder / f"{_name(content)}.json"
     except TypeError as error:
         raise GlocalError(f"an option cannot be written into a plan: {first_line(error)}.") from error
-    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     with files.report_os_errors("write the plan to", folder):
         folder.mkdir(exist_ok=True)
         files.write_json(path, content)
@@ -115,15 +115,43 @@ def write_plan(
 
 
 def read_plans(store: Store) -> list[Plan]:
-    """Return the plans of a store, the oldest first."""
+    """Return the plans of a store, the oldest first; damaged ones are left out, with a warning."""
     plans = []
-    for path in (store.path / "plans").glob("[!.]*.json"):
-        # Another worker may remove a finished plan at this moment.
-        with files.report_damage(path, "Delete it, and write it again with --plan."), suppress(FileNotFoundError):
-            content = files.read_json(path)
-            arguments, code, runs = (content[name] for name in ("arguments", "code", "runs"))
-            plans.append((path.stat().st_mtime, Plan(path, arguments, code, runs)))
+    for path in _paths(store):
+        try:
+            with suppress(FileNotFoundError):  # another worker may remove a finished plan at this moment
+                plans += [(path.stat().st_mtime, plan)] if (plan := _read(path)) else []
+        except files.DamagedError as error:
+            warnings.warn(str(error), GlocalWarning, stacklevel=2)
     return [plan for _, plan in sorted(plans, key=lambda entry: (entry[0], entry[1].path))]
+
+
+def verify_plans(store: Store) -> Iterator[Verified]:
+    """Read every plan of a store, and check it against its name."""
+    for path in _paths(store):
+        try:
+            _read(path)
+            yield Verified(path, None, [])
+        except GlocalError as error:
+            yield Verified(path, str(error), [])
+
+
+def _paths(store: Store) -> list[Path]:
+    return sorted((store.path / "plans").glob("[!.]*.json"))
+
+
+def _read(path: Path) -> Plan | None:
+    """Read a plan, or return None if there is none."""
+    with files.report_damage(path, "Delete it, and write it again with --plan."), suppress(FileNotFoundError):
+        content = files.read_json(path)
+        if path.stem != _name(content):
+            raise ValueError("its content does not agree with its name")
+        return Plan(path, *(content[name] for name in ("arguments", "code", "runs")))
+    return None
+
+
+def _name(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _options(options: SweepOptions) -> dict[str, Any]:
