@@ -54,11 +54,15 @@ class Plan:
         """Return the runs, ready to be trained on a device, with code from these files alone."""
         from glocal.sweeps.sweep import prepare
 
-        allowed = {_digest(path): path for path in code}
+        given = list(code)
+        allowed = {_digest(path): path for path in given}
 
         def own_file(location: str) -> str:
             digest = self.code.get(location)
             advice = f"Give the worker this file, unchanged: --code {location}."
+            if Path(location).name in [path.name for path in given]:
+                advice = "The file of this name that was given has changed since. Give the earlier one, or delete the "
+                advice += "plan and repeat the sweep, which trains the runs of the changed file."
             require(digest in allowed, f"the plan '{self.path}' needs code from '{location}'. {advice}")
             return str(allowed[str(digest)])
 
