@@ -315,6 +315,23 @@ def test_the_status_of_a_store(tmp_path: Path) -> None:
     claim.leave()
 
 
+def test_runs_that_another_process_claims_while_memory_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = prepare("rotated-digits", ["sgd"], [0.1, 0.2, 0.3], [1], store=tmp_path / "store", **QUICK)
+    other, hashes = Store.open(tmp_path / "store"), list(job.requests)
+    claims: list[Any] = []
+
+    def measure(cohort: Any, budget: int | None) -> int:
+        claims.append(other.claim(hashes[:2], parameters=False))
+        return 3
+
+    monkeypatch.setattr("glocal.sweeps.resume.largest_cohort", measure)
+    assert job.train_next(job.missing())
+    assert other.names() == hashes[2:]
+    claims[0].leave()
+
+
 def test_workers_of_a_machine() -> None:
     assert worker_devices("cpu", 3) == ["cpu"] * 3 and worker_devices("cuda:1") == ["cuda:1"]
     with pytest.raises(glocal.GlocalError, match="workers = 100000 was given"):

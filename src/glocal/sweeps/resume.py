@@ -262,8 +262,7 @@ class Job:
                 self.errors.update(dict.fromkeys(cohort.hashes, GlocalError(cohort.failed)))
             elif (claim := store.take(cohort)) is not None:
                 return claim
-        free = missing - {hash for cohort in unfinished if cohort.last.held for hash in cohort.hashes}
-        free -= self.errors.keys()
+        free = self._free(missing)
         for group in self.groups:
             if free.isdisjoint(group.hashes):
                 continue
@@ -271,6 +270,7 @@ class Job:
                 cohorts, error = group.cohorts, None
             except Exception as raised:  # a step is tried to measure its memory
                 cohorts, error = [group.hashes], raised
+            free = self._free(free)  # another process may have claimed some meanwhile
             for hashes in cohorts:
                 free_hashes = [hash for hash in hashes if hash in free]
                 claim = store.claim(free_hashes, parameters) if free_hashes else None
@@ -279,6 +279,11 @@ class Job:
                 elif claim is not None:
                     return claim
         return None
+
+    def _free(self, hashes: set[str]) -> set[str]:
+        """Return those of the runs that are missing and that no process trains."""
+        held = {hash for cohort in self.context.store.cohorts() if cohort.last.held for hash in cohort.hashes}
+        return self.missing(hashes) - held
 
 
 def failure(error: Exception) -> str:
