@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 import glocal
+from glocal.cli.main import main
 from glocal.cluster.slurm import submit
 from glocal.store.store import Store
 from glocal.sweeps.options import SweepOptions
-from glocal.sweeps.plan import write_plan
+from glocal.sweeps.plan import read_plans, write_plan
 
 pytest.importorskip("submitit")
 pytestmark = [  # submitit leaves processes and files to the garbage collector
@@ -69,16 +70,45 @@ def test_what_is_wrong_is_said(
         submit(tmp_path, [], options(1, **changes))
 
 
-def test_what_sbatch_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An array, requeued on preemption, with the user's own options."""
+@pytest.fixture
+def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A command sbatch that submits nothing, and the script that it was given."""
     for name, text in (("sbatch", f'cp "$1" {tmp_path}/given; echo Submitted batch job 12'), ("srun", "")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path / "given"
+
+
+def test_nothing_is_submitted_where_nothing_is_left(tmp_path: Path, sbatch: Path) -> None:
+    arguments = ["sweep", "rotated-digits", "--algorithms", "sgd", "--lrs", "0.1", "--seeds", "1", "--tasks", "2"]
+    arguments += ["--epochs", "1", "--batch-size", "500", "--store", str(tmp_path / "store")]
+    on_slurm = ["--on", "slurm", "--time", "1h", "--gpus", "0"]
+    assert main([*arguments, *on_slurm, "--plan"]) == 2 and not (tmp_path / "store").exists()
+    assert main(arguments) == 0
+    assert main([*arguments, *on_slurm]) == 0 and not sbatch.exists()
+    store = Store.open(tmp_path / "store")
+    assert not read_plans(store)
+    (store.runs_path / store.names()[0] / "arrays.safetensors").write_bytes(b"")
+    with pytest.warns(glocal.errors.GlocalWarning, match="moved to"):
+        assert main([*arguments, *on_slurm]) == 0 and sbatch.exists()
+    assert len(read_plans(store)) == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "all", "tpu"])
+def test_the_device_of_the_workers(device: str, tmp_path: Path) -> None:
+    write_plan("rotated-digits", ["sgd"], [0.1], [1], store=tmp_path / "store", **TINY)
+    (job,) = submit(tmp_path / "store", [], options(1, device=device), cluster="debug")
+    assert job.result() == 0
+    assert len(Store.open(tmp_path / "store").runs()) == (device != "tpu")
+
+
+def test_what_sbatch_is_given(tmp_path: Path, sbatch: Path) -> None:
+    """An array, requeued on preemption, with the user's own options."""
     own = options(16, gpus=1, time="4h", partition="gpu", slurm="account=mine,mem_per_cpu=2G")
     jobs = submit(tmp_path / "store", [], own)
     assert [job.job_id for job in jobs] == [f"12_{index}" for index in range(16)]
-    lines = set((tmp_path / "given").read_text().splitlines())
+    lines = set(sbatch.read_text().splitlines())
     wanted = ["array=0-15%16", "requeue", "time=240", "partition=gpu", "gpus-per-node=1", "account=mine"]
     missing = {f"#SBATCH --{option}" for option in [*wanted, "mem-per-cpu=2G", "signal=USR2@120"]} - lines
     assert not missing, lines

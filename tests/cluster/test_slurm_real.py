@@ -46,7 +46,7 @@ def submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     def submit(seconds: float, *options: str) -> str:
         monkeypatch.setenv("GLOCAL_TEST_SECONDS", str(seconds))
         assert main(["sweep", *names, *sizes, "--on", "slurm", "--workers", "2", "--gpus", "0", *options]) == 0
-        assert "Submitted 2 workers" in capsys.readouterr().out
+        assert "Submitted 2 workers" in capsys.readouterr().err
         newest = max(tmp_path.glob("slurm/*_0_submitted.pkl"), key=lambda path: path.stat().st_mtime)
         return newest.name.partition("_")[0]
 

@@ -124,7 +124,7 @@ class Sweep(SweepFile):
             raise GlocalError(f"the sweep file '{path}': {error}") from error
 
     def __call__(self) -> None:
-        from glocal.report.summary import render
+        from glocal.report.summary import format_range, render
 
         if self.sampler is not None:
             self.sample()
@@ -132,17 +132,18 @@ class Sweep(SweepFile):
         require(self.trials is None, "--trials needs a sampler: add --sampler tpe or --sampler random.")
         if not self.plan:
             runs = self.train()
-            if self.training.on == "slurm":
-                submitted = f"Submitted {self.training.workers or 1} workers; {len(runs)} runs are finished already."
-                print(f"{submitted} `glocal status {self.training.store}` shows how far they are.")
-            else:
+            if self.training.on != "slurm":
                 print_rendered(render(runs, "rich"))
             return
         from glocal.sweeps.plan import write_plan
 
+        message = f"--on {self.training.on} trains now, and --plan only writes the sweep: leave one of them out."
+        require(self.training.on == "here", message)
+
         plan, _ = write_plan(**self.arguments())
         code = " ".join(["", "--code", *plan.code]) if plan.code else ""
-        print(f"Planned {len(plan.runs)} runs. `glocal work {self.training.store}{code}` trains them.")
+        count = format_range([len(plan.runs)], "run")
+        print(f"Planned {count}: `glocal work {self.training.store}{code}` trains what is missing.")
 
     def train(self) -> Runs:
         """Train every algorithm with every combination of its options' values."""

@@ -30,6 +30,7 @@ class Worker:
     seconds: float
     grace: float
     track: str | None = None
+    device: str = "auto"
 
     def __call__(self, index: int) -> int:
         from glocal.report.progress import Bars
@@ -37,7 +38,7 @@ class Worker:
         store = Store.open(self.store)
         code = tuple(map(Path, self.code))
         runs_left, problems = work(
-            store, "auto", self.seconds, code, progress=Bars(), grace=self.grace, track=self.track
+            store, self.device, self.seconds, code, progress=Bars(), grace=self.grace, track=self.track
         )
         for problem in problems:
             print(problem, file=sys.stderr, flush=True)
@@ -68,7 +69,7 @@ def submit(store: Path, code: Sequence[str], options: SweepOptions, cluster: str
     Args:
         store: the store, on a file system that all machines see.
         code: files that the plans may load code from.
-        options: of the sweep: workers, time, gpus, partition and slurm.
+        options: of the sweep: workers, device, time, gpus, partition, slurm and track.
         cluster: 'slurm', or submitit's 'local' and 'debug' for tests.
     """
     try:
@@ -84,7 +85,8 @@ def submit(store: Path, code: Sequence[str], options: SweepOptions, cluster: str
         name, equals, value = part.partition("=")
         require(not part or bool(name and equals), f"slurm = '{options.slurm}' was given; write NAME=VALUE,NAME=VALUE.")
         parameters |= {name.replace("_", "-"): value} if part else {}
-    worker = Worker(str(store.absolute()), tuple(code), seconds - 1.5 * warning, 0.8 * warning, options.track)
+    device = options.device.replace("all", "auto")
+    worker = Worker(str(store.absolute()), tuple(code), seconds - 1.5 * warning, 0.8 * warning, options.track, device)
     try:
         executor = submitit.AutoExecutor(store / "slurm", cluster, slurm_max_num_timeout=MAX_TIMEOUTS)
         executor.update_parameters(name="glocal", timeout_min=int(seconds // 60), gpus_per_node=options.gpus)

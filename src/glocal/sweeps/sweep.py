@@ -92,9 +92,20 @@ def sweep(
 
             plan, job = write_plan(challenge, algorithms, lrs, seeds, optimizer=optimizer, **options)
             if chosen.on == "slurm":
-                job.retry_failed()
-                slurm.submit(job.context.store.path, list(plan.code), chosen)
-                return job.finished()
+                runs, workers = job.finished(), chosen.workers or 1
+                message = "Nothing is left to train: no workers were submitted."
+                if job.missing():
+                    job.retry_failed()
+                    slurm.submit(job.context.store.path, list(plan.code), chosen)
+                    message = (
+                        f"Submitted {workers} worker{'s' if workers > 1 else ''}; finished already: {len(runs)} of "
+                    )
+                    message += f"{len(job.requests)} runs. `glocal status {chosen.store}` shows how far they are."
+                else:
+                    plan.remove(job.context.store)
+                if progress is not None:
+                    progress.message(message)
+                return runs
             runs = ray.train(plan, job, progress or ProgressReporter())
         elif len(devices) == 1:
             job = prepare(challenge, algorithms, lrs, seeds, optimizer=optimizer, **options)
