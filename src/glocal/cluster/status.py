@@ -47,7 +47,7 @@ def read_status(store: Store) -> Status:
     runs = [run for run in store.read(finished).values() if isinstance(run, Run)]  # `glocal verify` tells of the others
     ends = sorted((str(run.info.get("finished")), float(run.info["cost"]["seconds"])) for run in runs)
     return Status(
-        finished=len(finished),
+        finished=len(runs),
         diverged=sum(run.diverged is not None for run in runs),
         running=len(running),
         waiting=len(waiting),
