@@ -332,6 +332,27 @@ def test_runs_that_another_process_claims_while_memory_is_measured(
     claims[0].leave()
 
 
+def test_runs_that_cannot_be_read_are_not_finished(tmp_path: Path) -> None:
+    store = plan(tmp_path / "store")
+    work(store)
+    first, second, *_ = (store.runs_path / name for name in store.names())
+    shutil.copytree(second, store.runs_path / f"{second.name} (copy)")
+    (store.runs_path / "notes.txt").write_text("notes")
+    assert read_status(store).finished == 4
+    (first / "arrays.safetensors").write_bytes(b"")
+    assert read_status(store).finished == 3
+
+
+def test_work_tells_of_interrupted_sweeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = plan(tmp_path / "store", ["sgd"])
+    runs = list(prepare("rotated-digits", ["er"], [0.1, 0.2, 0.3], [1], store=store.path, **QUICK).requests)
+    claim = store.claim(runs, parameters=False)
+    assert claim is not None
+    claim.leave()
+    assert main(["work", str(store.path)]) == 0
+    assert "3 runs" in capsys.readouterr().out and len(store.names()) == 2
+
+
 def test_workers_of_a_machine() -> None:
     assert worker_devices("cpu", 3) == ["cpu"] * 3 and worker_devices("cuda:1") == ["cuda:1"]
     with pytest.raises(glocal.GlocalError, match="workers = 100000 was given"):

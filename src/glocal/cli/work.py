@@ -51,8 +51,10 @@ class Work:
     """Log runs after every task: tensorboard[:FOLDER], mlflow[:URI], wandb[:PROJECT] or trackio[:PROJECT]."""
 
     def __call__(self) -> None:
+        from glocal.cluster.status import read_status
         from glocal.cluster.worker import start_workers, work, worker_devices
         from glocal.report.progress import Bars
+        from glocal.report.summary import format_range
         from glocal.store.store import Store
 
         seconds = None if self.time is None else parse_time(self.time)
@@ -75,7 +77,13 @@ class Work:
         if problems:
             more = f" ({len(problems) - 1} more: `glocal status {self.store}`)" if len(problems) > 1 else ""
             raise GlocalError(f"{problems[0]}{more}")
-        print(f"Stopped: {runs_left} runs are left." if runs_left else "Nothing is left to train.")
+        if runs_left:
+            print(f"Stopped: {format_range([runs_left], 'run')} left.")
+        elif waiting := read_status(store).waiting:
+            count = format_range([waiting], "run")
+            print(f"Nothing is left of the plans. To train {count} of interrupted sweeps, repeat their commands.")
+        else:
+            print("Nothing is left to train.")
 
 
 @command
@@ -111,6 +119,7 @@ def render_status(status: StoreStatus, path: Path) -> Text:
     from rich.text import Text
 
     from glocal.cluster.status import count, elapsed
+    from glocal.report.summary import format_range
 
     names = ("finished", "running", "waiting", "failed", "diverged")
     estimate = "" if status.seconds_left is None else f"; about {format_time(status.seconds_left)} left"
@@ -118,8 +127,8 @@ def render_status(status: StoreStatus, path: Path) -> Text:
     for cohort in status.cohorts:
         label, host, pid, device = (cohort.last.about.get(name, "?") for name in ("label", "host", "pid", "device"))
         progress = f"{count(cohort, 'finished')} of {count(cohort, 'tasks')} tasks in {format_time(elapsed(cohort))}"
-        lines.append(f"{label} · {len(cohort.hashes)} runs: {progress} on {host}, process {pid}, {device}")
-    lines += [f"{len(cohort.hashes)} runs failed: {cohort.failed}" for cohort in status.failures]
+        lines.append(f"{label} · {format_range([len(cohort.hashes)], 'run')}: {progress} on {host}, process {pid}, {device}")
+    lines += [f"{format_range([len(cohort.hashes)], 'run')} failed: {cohort.failed}" for cohort in status.failures]
     if status.failures:
         lines.append(f"`glocal work {path} --retry-failed` trains them again.")
     return Text("\n".join(map(printable, lines)))
