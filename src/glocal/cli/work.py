@@ -127,7 +127,9 @@ def render_status(status: StoreStatus, path: Path) -> Text:
     for cohort in status.cohorts:
         label, host, pid, device = (cohort.last.about.get(name, "?") for name in ("label", "host", "pid", "device"))
         progress = f"{count(cohort, 'finished')} of {count(cohort, 'tasks')} tasks in {format_time(elapsed(cohort))}"
-        lines.append(f"{label} · {format_range([len(cohort.hashes)], 'run')}: {progress} on {host}, process {pid}, {device}")
+        lines.append(
+            f"{label} · {format_range([len(cohort.hashes)], 'run')}: {progress} on {host}, process {pid}, {device}"
+        )
     lines += [f"{format_range([len(cohort.hashes)], 'run')} failed: {cohort.failed}" for cohort in status.failures]
     if status.failures:
         lines.append(f"`glocal work {path} --retry-failed` trains them again.")
