@@ -171,7 +171,7 @@ def test_a_task_trains_its_cohort_with_the_planned_code_alone(tmp_path: Path) ->
     train_cohort(str(tmp_path / "store"), plan, first, "cpu", torch.get_num_threads())
     assert {run.path.name for run in job.finished() if run.path} == set(first)
     file.write_text(f"{file.read_text()}\nopen({str(tmp_path / 'executed')!r}, 'w')\n")
-    with pytest.raises(glocal.GlocalError, match="Give the worker this file, unchanged"):
+    with pytest.raises(glocal.GlocalError, match="needs code from"):
         train_cohort(str(tmp_path / "store"), plan, second, "cpu", torch.get_num_threads())
     assert not (tmp_path / "executed").exists()
 
