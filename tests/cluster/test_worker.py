@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -375,3 +377,21 @@ def test_times(text: str, seconds: float) -> None:
 def test_bad_times(text: str) -> None:
     with pytest.raises(glocal.GlocalError, match="write days, hours"):
         parse_time(text)
+
+
+def test_an_interrupt_ends_a_sweep_with_workers(tmp_path: Path) -> None:
+    """The workers stop at the end of a task, and nothing is trained after them."""
+    options = "split-digits --algorithms sgd --lrs 0.1 --tasks 5 --epochs 20 --cohort-size 1 --workers 2"
+    seeds = [str(seed) for seed in range(40)]
+    command = [sys.executable, "-m", "glocal", "sweep", *options.split(), "--store", str(tmp_path / "s")]
+    sweep = subprocess.Popen([*command, "--seeds", *seeds], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not any((tmp_path / "s" / "runs").glob("*")):
+            assert sweep.poll() is None
+            time.sleep(0.1)
+        sweep.send_signal(signal.SIGINT)
+        assert sweep.wait(timeout=100) == 130
+    finally:
+        sweep.kill()
+    store = Store.open(tmp_path / "s")
+    assert 0 < len(store.runs()) < len(seeds) and not read_status(store).cohorts

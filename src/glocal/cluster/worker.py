@@ -146,8 +146,9 @@ def worker_devices(device: str, workers: int | None = None) -> list[str]:
 def start_workers(store: Path, devices: Sequence[str], arguments: Sequence[str]) -> int:
     """Start a worker process for every device, wait for all, and return the exit status of one that failed, or 0.
 
-    Their output is printed with the device's name. A signal is passed on to them.
+    Their output is printed with the device's name. An interrupt is passed on to them, and raised when they have ended.
     """
+    interrupted = False
     command = [sys.executable, "-m", "glocal", "work", str(store), *arguments, "--device"]
     pipe, stdout = subprocess.PIPE, subprocess.STDOUT
     workers = [
@@ -166,10 +167,13 @@ def start_workers(store: Path, devices: Sequence[str], arguments: Sequence[str])
             for worker in workers:
                 worker.wait()
         except KeyboardInterrupt:
+            interrupted = True
             for worker in workers:
                 worker.send_signal(signal.SIGTERM)
     for printer in printers:
         printer.join()
+    if interrupted:
+        raise KeyboardInterrupt
     return max((worker.returncode for worker in workers), key=abs)  # a signal's is negative
 
 

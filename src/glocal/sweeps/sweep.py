@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -28,6 +28,9 @@ from glocal.sweeps import resolve
 from glocal.sweeps.continuation import Parents
 from glocal.sweeps.options import MAX_RUNS, SweepOptions, convert, require_count, require_option
 from glocal.sweeps.resume import Job, ProgressReporter, RunRequest, SweepContext, train_missing
+
+if TYPE_CHECKING:
+    from glocal.sweeps.plan import Plan
 
 AlgorithmSpec: TypeAlias = str | Algorithm | type[Algorithm] | tuple[str, Mapping[str, Any]]
 OptimizerSpec: TypeAlias = str | Optimizer | type[Optimizer] | tuple[str, Mapping[str, Any]]
@@ -88,24 +91,11 @@ def sweep(
         progress = Bars()
     with GLOBAL_STATE, tracking(chosen.track, chosen.store) as track:
         if not this_machine:
-            from glocal.cluster import ray, slurm
+            from glocal.cluster import ray
 
             plan, job = write_plan(challenge, algorithms, lrs, seeds, optimizer=optimizer, **options)
             if chosen.on == "slurm":
-                runs, workers = job.finished(), chosen.workers or 1
-                message = "Nothing is left to train: no workers were submitted."
-                if job.missing():
-                    job.retry_failed()
-                    slurm.submit(job.context.store.path, list(plan.code), chosen)
-                    message = (
-                        f"Submitted {workers} worker{'s' if workers > 1 else ''}; finished already: {len(runs)} of "
-                    )
-                    message += f"{len(job.requests)} runs. `glocal status {chosen.store}` shows how far they are."
-                else:
-                    plan.remove(job.context.store)
-                if progress is not None:
-                    progress.message(message)
-                return runs
+                return _submit(plan, job, chosen, progress or ProgressReporter())
             runs = ray.train(plan, job, progress or ProgressReporter())
         elif len(devices) == 1:
             job = prepare(challenge, algorithms, lrs, seeds, optimizer=optimizer, **options)
@@ -204,6 +194,26 @@ def pairs(specs: Any) -> list[tuple[Any, Any]]:
     require(not isinstance(specs, Mapping), f"{specs!r} was given; write a pair: (name, {{option: value}}).")
     single = is_pair(specs) or not isinstance(specs, Iterable) or isinstance(specs, str)
     return [spec if is_pair(spec) else (spec, None) for spec in ([specs] if single else specs)]
+
+
+def _submit(plan: Plan, job: Job, options: SweepOptions, progress: ProgressReporter) -> Runs:
+    """Submit a plan to Slurm, unless nothing is left of it, and return the runs that are finished."""
+    from glocal.cluster import slurm
+    from glocal.report.summary import format_range
+
+    runs = job.finished()
+    if job.missing():
+        job.retry_failed()
+        slurm.submit(job.context.store.path, list(plan.code), options)
+        finished = f"finished already: {len(runs)} of {format_range([len(job.requests)], 'run')}"
+        progress.message(
+            f"Submitted {format_range([options.workers or 1], 'worker')}; {finished}. "
+            f"`glocal status {options.store}` shows how far they are."
+        )
+    else:
+        plan.remove(job.context.store)
+        progress.message("Nothing is left to train: no workers were submitted.")
+    return runs
 
 
 def _distinct(name: str, values: Iterable[Any], kind: type) -> list[Any]:

@@ -120,7 +120,7 @@ def problems(store: StoreContent) -> list[tuple[str, str]]:
     ]
     for cohort in store.status.failures:
         advice = f"`glocal work {store.name} --retry-failed` trains them again."
-        entries.append((f"{len(cohort.hashes)} runs failed", f"{cohort.failed} {advice}"))
+        entries.append((f"{format_range([len(cohort.hashes)], 'run')} failed", f"{cohort.failed} {advice}"))
     notes = Counter(str(note) for run in store.runs for note in run.info["notes"])
     return entries + [(f"{count} runs" if count > 1 else "1 run", note) for note, count in notes.items()]
 
