@@ -19,6 +19,8 @@ from glocal.sweeps.options import SweepOptions, parse_time
 SIGNAL_SECONDS = 120
 """Slurm warns a job so long before it ends it, or after 5/6 of its time if that is later."""
 MAX_TIMEOUTS = 1_000
+SET_BY = {"array": "--workers", "time": "--time", "gpus-per-node": "--gpus", "partition": "--partition"}
+"""Options of sbatch that have an option of their own."""
 
 
 @dataclass(frozen=True)
@@ -80,20 +82,31 @@ def submit(store: Path, code: Sequence[str], options: SweepOptions, cluster: str
     seconds = parse_time(str(options.time))
     require(seconds >= 60, f"time = '{options.time}' was given; a job needs a minute or more.")
     warning = int(min(SIGNAL_SECONDS, seconds / 6))
-    parameters: dict[str, Any] = {}
-    for part in (options.slurm or "").split(","):
-        name, equals, value = part.partition("=")
-        require(not part or bool(name and equals), f"slurm = '{options.slurm}' was given; write NAME=VALUE,NAME=VALUE.")
-        parameters |= {name.replace("_", "-"): value} if part else {}
+    seconds -= seconds % 60  # Slurm counts minutes
+    parameters = sbatch_options(options.slurm or "")
     device = options.device.replace("all", "auto")
     worker = Worker(str(store.absolute()), tuple(code), seconds - 1.5 * warning, 0.8 * warning, options.track, device)
     try:
         executor = submitit.AutoExecutor(store / "slurm", cluster, slurm_max_num_timeout=MAX_TIMEOUTS)
         executor.update_parameters(name="glocal", timeout_min=int(seconds // 60), gpus_per_node=options.gpus)
-        slurm = {"signal_delay_s": warning, "additional_parameters": {"requeue": True, **parameters}}
+        slurm = {"signal_delay_s": warning, "additional_parameters": {"requeue": True} | parameters}
         slurm |= {"partition": options.partition} if options.partition else {}
         executor.update_parameters(**{f"slurm_{name}": value for name, value in slurm.items()})
         return list(executor.map_array(worker, range(options.workers or 1)))
     except (RuntimeError, OSError, submitit.core.utils.FailedJobError) as error:
         advice = f"Submit from a machine that has sbatch and srun; `glocal work {store}` trains the planned runs here."
         raise GlocalError(f"Slurm did not accept the jobs ({first_line(error)}). {advice}") from error
+
+
+def sbatch_options(text: str) -> dict[str, str | bool]:
+    """Read NAME=VALUE,NAME=VALUE: values may have commas, as in exclude=n1,n2, and NAME=true stands for --NAME."""
+    values: dict[str, str] = {}
+    name = ""
+    for part in text.split(",") if text else []:
+        before, equals, value = part.partition("=")
+        name = before.strip().replace("_", "-") if equals else name
+        require(bool(name), f"slurm = '{text}' was given; write NAME=VALUE,NAME=VALUE, and NAME=true for a flag.")
+        values[name] = value if equals else f"{values[name]},{part}"
+    for name in values.keys() & SET_BY.keys():
+        raise GlocalError(f"slurm = '{text}' was given; {name} is set by {SET_BY[name]}.")
+    return {name: value == "true" or value for name, value in values.items()}
