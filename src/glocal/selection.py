@@ -63,8 +63,9 @@ def check_protocol(protocol: str, validation: bool, tasks: int, what: str) -> tu
     else:
         require_known("protocol", protocol, PROTOCOLS)
     require((seen or 1) <= tasks, f"{protocol} was given, but {what} has {tasks} tasks: give a smaller K.")
-    advice = "repeat the sweep with --validation 0.1, which holds out a tenth of the training data, or use oracle-test."
-    require(validation or name == ORACLE, f"{protocol} needs validation data, and {what} has none: {advice}")
+    advice = "repeat the sweep with --validation 0.1, which holds out a tenth of the training data, use oracle-test,"
+    needed = f"{protocol} needs validation data, and {what} has none: {advice} or leave such runs out with --where."
+    require(validation or name == ORACLE, needed)
     return name, seen
 
 
