@@ -271,7 +271,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     ),
     "network of five outputs": (
         lambda p: [*RUN, "--network", write(p / "net.py", NETWORK.format(inputs=784, outputs=5)) + ":make"],
-        ["make", "(1, 5)", "(1, 10)"],
+        ["make", "(2, 5)", "(2, 10)"],
     ),
     "network for other inputs": (
         lambda p: [*RUN, "--network", write(p / "net.py", NETWORK.format(inputs=99, outputs=10)) + ":make"],

@@ -195,6 +195,25 @@ class Scaled(nn.Linear):
         return factor * super().forward(x.flatten(1))
 
 
+LAYERS = (nn.Linear(3, 4), nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.BatchNorm2d(8), nn.GRU(3, 4, num_layers=2))
+
+
+@pytest.mark.parametrize("layer", [*LAYERS, nn.LayerNorm(4), nn.Embedding(5, 3, padding_idx=0), nn.Dropout(0.3)])
+def test_torchs_layers_are_named_by_what_they_print_and_their_state(layer: nn.Module) -> None:
+    """Their other attributes depend on torch's version, and so would the name."""
+    before = resolve._fingerprint(layer)
+    layer.other = 1  # type: ignore[assignment]
+    assert resolve._fingerprint(layer) == before
+
+
+def test_a_folder_or_a_device_is_no_part_of_a_networks_name() -> None:
+    """They differ between the machines of a cluster."""
+    network = Scaled(1.0, "number")
+    before = resolve._fingerprint(network)
+    network.device, network.cache = "cuda", "/home/me/.cache"  # type: ignore[assignment]
+    assert resolve._fingerprint(network) == before
+
+
 @pytest.mark.parametrize("kind", ["buffer", "number", "tensor", "dict"])
 def test_what_a_network_takes_from_elsewhere_is_part_of_its_name(kind: str) -> None:
     challenge = make("split-digits", tasks=2, setting="task")
@@ -208,6 +227,22 @@ def test_what_a_network_takes_from_elsewhere_is_part_of_its_name(kind: str) -> N
             patch.setenv("GLOCAL_TEST_FACTOR", factor)
             configs.append(resolve.network(network, challenge).config)
     assert configs[0] == configs[2] != configs[1] and configs[0]["source"] == configs[1]["source"]
+
+
+def test_arguments_that_layers_do_not_print_are_part_of_a_networks_name() -> None:
+    """Heads of attention change neither what is printed nor a shape."""
+
+    def network(heads: list[int], shape: Any, outputs: int) -> nn.Module:
+        encoder = nn.TransformerEncoderLayer(8, heads[0], 8, batch_first=True)
+        enter = nn.Sequential(nn.Flatten(), nn.Unflatten(1, (98, 8)))
+        return nn.Sequential(enter, encoder, nn.Flatten(), nn.Linear(784, outputs))
+
+    challenge = make("rotated-digits", tasks=2)
+    heads = [2]
+    names = []
+    for heads[0] in (2, 4, 2):
+        names.append(resolve.network(partial(network, heads), challenge).config["made"])
+    assert names[0] == names[2] != names[1]
 
 
 def test_a_challenge_is_named_by_its_outputs_and_setting() -> None:

@@ -60,6 +60,7 @@ def test_integers_of_any_width_are_the_same_challenge(dtype: Any) -> None:
 
 def test_bytes_stay_images() -> None:
     x, y = part(20, np.uint8)
+    x = x[:, None, None]
     challenge = from_tasks("bytes", [((x, y), (x, y))], setting="domain")
     assert challenge.input_dtype == torch.float32 and challenge.task(0, 0).train.x.dtype == torch.uint8
 

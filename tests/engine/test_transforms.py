@@ -60,7 +60,7 @@ def without_key(x: Tensor) -> Tensor:
 def part(n: int, first: int, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray]:
     y = first + np.arange(n) % 2
     x = np.eye(4)[y] + np.random.default_rng(n).uniform(0, 0.5, (n, 4))
-    return (100 * x).astype(dtype) if dtype == np.uint8 else x.astype(dtype), y
+    return (100 * x[:, None, None]).astype(dtype) if dtype == np.uint8 else x.astype(dtype), y
 
 
 def challenge(transform: Any = None, dtype: Any = np.float32) -> Challenge:

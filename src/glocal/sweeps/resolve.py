@@ -9,10 +9,11 @@ import json
 import platform
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
-from itertools import chain
+from numbers import Number
 from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
@@ -35,7 +36,7 @@ from glocal.networks.pretrained import Pretrained, list_names, load_state
 from glocal.optimizers import OPTIMIZERS, PLAIN_SGD, Adam, Optimizer
 from glocal.rng import generator, global_generator
 from glocal.sweeps.options import convert
-from glocal.sweeps.source import source_hash
+from glocal.sweeps.source import is_installed, source_hash
 from glocal.sweeps.user_code import call_user_code, describe_error, is_file_spec, load_object
 
 
@@ -178,16 +179,15 @@ def _check_network(module: nn.Module, name: str, challenge: Challenge) -> None:
     sparse_names = [k for k, b in module.named_buffers() if b.layout != torch.strided]
     require(
         not sparse_names,
-        f"network '{name}' has sparse buffers ({', '.join(sparse_names)}): "
-        "register dense ones, or keep them as plain attributes.",
+        f"network '{name}' has sparse buffers ({', '.join(sparse_names)}): register dense ones.",
     )
-    hooks = (hook for part in module.modules() for hook in part._forward_pre_hooks.values())
-    advice = "use torch.nn.utils.parametrizations.weight_norm in place of torch.nn.utils.weight_norm."
-    require(not any(isinstance(hook, WeightNorm) for hook in hooks), f"network '{name}' cannot be copied: {advice}")
     try:
         copied = share_parameters(module)
     except Exception as error:
-        raise GlocalError(f"network '{name}' cannot be copied: {first_line(error)}") from error
+        hooks = (hook for part in module.modules() for hook in part._forward_pre_hooks.values())
+        replacement = "use torch.nn.utils.parametrizations.weight_norm in place of torch.nn.utils.weight_norm."
+        reason = replacement if any(isinstance(hook, WeightNorm) for hook in hooks) else first_line(error)
+        raise GlocalError(f"network '{name}' cannot be copied: {reason}") from error
     examples = _example_inputs(challenge)
     for mode in ("evaluation", "training"):
         try:
@@ -209,17 +209,9 @@ def _check_network(module: nn.Module, name: str, challenge: Challenge) -> None:
 
 def check_batches(make: MakeNetwork, challenge: Challenge, batch_size: int) -> None:
     """Raise an error if a task ends with a batch of one example and the network, as with BatchNorm, needs two."""
-    module, example = seeded_network(make, challenge, seed=0).train(), _example_inputs(challenge)[:1]
-
-    def takes(examples: int) -> bool:
-        try:
-            with torch.no_grad(), global_generator(generator(0, "check")):
-                module(torch.cat([example] * examples))
-        except Exception:  # if two examples fail as well, training reports it
-            return False
-        return True
-
-    if takes(1) or not takes(2):
+    module = seeded_network(make, challenge, seed=0).train()
+    with suppress(Exception), torch.no_grad(), global_generator(generator(0, "check")):
+        module(_example_inputs(challenge)[:1])
         return
     for index in range(challenge.tasks):
         size = challenge.task(index, 0).train.y.shape[0]
@@ -240,29 +232,52 @@ def _example_inputs(challenge: Challenge) -> torch.Tensor:
     return torch.stack(rows.aminmax(dim=0))
 
 
-MODULE_ATTRIBUTES = {*vars(nn.Module())}
-DATA = (bool, int, float, complex, str, bytes, type(None), torch.Tensor, np.ndarray, np.generic)
-
-
 def _fingerprint(module: nn.Module) -> str:
-    """Return the hash of a network: its layers, parameters, buffers, and its attributes that are plain data."""
-    state = {**module.state_dict(), **dict(module.named_buffers())}
-    frozen = [k for k, p in module.named_parameters() if not p.requires_grad]
-    attributes = {
-        f"{name}.{k}": value
-        for name, part in module.named_modules()
-        for k, value in sorted(vars(part).items())
-        if k not in MODULE_ATTRIBUTES and not k.startswith("_") and _is_data(value)
-    }
-    return source_hash([repr(module), state, frozen, attributes])
+    """Return the hash of a network: how it prints, its state dict, what is frozen, and what else it holds."""
+    digest = hashlib.sha256(repr(module).encode())
+    for key, tensor in module.state_dict().items():
+        digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    digest.update(" ".join(k for k, p in module.named_parameters() if not p.requires_grad).encode())
+    if others := _unprinted(module):
+        digest.update(source_hash(others).encode())
+    return digest.hexdigest()[:16]
 
 
-def _is_data(value: Any) -> bool:
+MODULE_ATTRIBUTES = {*vars(nn.Module())}
+
+
+def _unprinted(module: nn.Module) -> dict[str, Any]:
+    """Return buffers outside of the state dict and attributes that are numbers, as far as they are not printed.
+
+    Of installed layers these are the arguments other than the defaults. Strings are left out: they may name a device or
+    a folder, which differ between machines.
+    """
+    state = module.state_dict()
+    values: dict[str, Any] = {k: b for k, b in module.named_buffers() if k not in state}
+    for name, part in module.named_modules():
+        kind, attributes, printed = type(part), vars(part), part.extra_repr()
+        if is_installed(kind.__module__):
+            arguments = inspect.signature(kind).parameters
+            given = {
+                k: attributes[k]
+                for k, p in arguments.items()
+                if k in attributes and repr(attributes.get(k)) != repr(p.default)
+            }
+            attributes = {k: value for k, value in given.items() if str(value) not in printed}
+        for k in sorted(attributes.keys() - MODULE_ATTRIBUTES):
+            values |= {f"{name}.{k}": attributes[k]} if _is_numeric(attributes[k]) else {}
+    return values
+
+
+def _is_numeric(value: Any) -> bool:
     if type(value) in (list, tuple):
-        return all(map(_is_data, value))
+        return all(map(_is_numeric, value))
     if type(value) is dict:
-        return all(map(_is_data, chain(value, value.values())))
-    return isinstance(value, DATA)
+        return all(map(_is_numeric, value.values()))
+    if isinstance(value, np.ndarray):
+        return bool(value.dtype != object)
+    return isinstance(value, Number) or (isinstance(value, torch.Tensor) and not value.is_meta)
 
 
 def algorithm(spec: str | Algorithm | type[Algorithm], options: Mapping[str, Any] | None = None) -> Resolved:
