@@ -112,8 +112,8 @@ def as_inputs(x: Tensor, name: str) -> Tensor:
     require(x.dtype != torch.bool and not x.is_complex(), f"{name} has dtype {x.dtype}; {allowed}.")
     require(x.layout == torch.strided, f"{name} is a sparse tensor; give x.to_dense().")
     if x.dtype == torch.uint8:
-        images = "images of uint8 are scaled to [0, 1]: give pixels as (n, channels, height, width) or as floats"
-        require(x.ndim > 2, f"{name} is uint8 of shape {tuple(x.shape)}; {images}, tokens as int64, others as floats.")
+        remedy = "which may be pixels or tokens: give pixels as x.float() / 255, tokens as x.long()"
+        require(x.ndim > 2, f"{name} is uint8 of shape {tuple(x.shape)}, {remedy}.")
         return x.cpu()
     x = x.to("cpu", torch.float32 if x.is_floating_point() else torch.int64)
     check_finite(x, name)

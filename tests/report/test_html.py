@@ -46,7 +46,7 @@ def without_vega(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def content(runs: list[Run], name: str = "runs") -> StoreContent:
-    return StoreContent(name, Runs(runs), Status(len(runs), 0, 0, 0, 0, None, [], []))
+    return StoreContent(name, Runs(runs), Status(len(runs), 0, 0, 0, 0, None, [], [], []))
 
 
 def data_of(text: str) -> Any:
@@ -143,7 +143,7 @@ def test_failed_runs_are_told_with_their_error() -> None:
     failed = StoredCohort(
         Path("cohorts/01"), ["a", "b"], False, Seen(1, {"failed": "CUDA <out> of memory."}, held=False)
     )
-    status = Status(8, 0, 0, 3, 2, None, [], [failed])
+    status = Status(8, 0, 0, 3, 2, None, [], [failed], [])
     text = render_page([StoreContent("runs", Runs(demo_runs()), status)])
     assert "8 finished, 0 diverged, 3 waiting, 2 failed" in text and "2 runs failed" in text
     assert "CUDA &lt;out&gt; of memory. `glocal work runs --retry-failed` trains them again." in text

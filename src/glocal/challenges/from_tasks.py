@@ -206,6 +206,6 @@ def _outputs(tasks: Sequence[Task], outputs: int | None, loss: LossName | LossFu
         fits, allowed = range(smallest, smallest + 1), f"the targets have {smallest} columns; give {smallest}"
     if callable(loss):  # it may need more or fewer, such as a mean and a variance for every target
         fits = range(1, sys.maxsize)
-    fitting = isinstance(outputs, Integral) and outputs in fits
+    fitting = isinstance(outputs, Integral) and int(outputs) in fits
     require(outputs is None or fitting, f"outputs is {outputs!r}, but {allowed}, or leave it out.")
     return int(outputs or smallest)

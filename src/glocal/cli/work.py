@@ -81,7 +81,7 @@ class Work:
             print(f"Stopped: {format_range([runs_left], 'run')} left.")
         elif waiting := read_status(store).waiting:
             count = format_range([waiting], "run")
-            print(f"Nothing is left of the plans. To train {count} of interrupted sweeps, repeat their commands.")
+            print(f"All planned runs are finished. {count} of interrupted sweeps have no plan: repeat their commands.")
         else:
             print("Nothing is left to train.")
 
@@ -131,6 +131,7 @@ def render_status(status: StoreStatus, path: Path) -> Text:
             f"{label} · {format_range([len(cohort.hashes)], 'run')}: {progress} on {host}, process {pid}, {device}"
         )
     lines += [f"{format_range([len(cohort.hashes)], 'run')} failed: {cohort.failed}" for cohort in status.failures]
+    lines += status.damaged_plans
     if status.failures:
         lines.append(f"`glocal work {path} --retry-failed` trains them again.")
     return Text("\n".join(map(printable, lines)))

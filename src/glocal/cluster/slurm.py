@@ -99,10 +99,10 @@ def submit(store: Path, code: Sequence[str], options: SweepOptions, cluster: str
 
 
 def sbatch_options(text: str) -> dict[str, str | bool]:
-    """Read NAME=VALUE,NAME=VALUE: values may have commas, as in exclude=n1,n2, and NAME=true stands for --NAME."""
+    """Read NAME=VALUE,NAME=VALUE. A part without = continues a value, as in exclude=n1,n2; NAME=true means --NAME."""
     values: dict[str, str] = {}
     name = ""
-    for part in text.split(",") if text else []:
+    for part in filter(None, text.split(",")):
         before, equals, value = part.partition("=")
         name = before.strip().replace("_", "-") if equals else name
         require(bool(name), f"slurm = '{text}' was given; write NAME=VALUE,NAME=VALUE, and NAME=true for a flag.")

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from glocal.store.run import Run
 from glocal.store.store import Store, StoredCohort
-from glocal.sweeps.plan import read_plans
+from glocal.sweeps.plan import read_plans, verify_plans
 
 SAMPLE = 200
 """The last finished runs, from which the time of a run is estimated."""
@@ -30,6 +30,7 @@ class Status:
     seconds_left: float | None
     cohorts: list[StoredCohort]
     failures: list[StoredCohort]
+    damaged_plans: list[str]
 
 
 def read_status(store: Store) -> Status:
@@ -39,8 +40,7 @@ def read_status(store: Store) -> Status:
     hashes = {hash for plan in read_plans(store) for hash in plan.runs}
     hashes |= {hash for cohort in cohorts for hash in cohort.hashes}
     training = [cohort for cohort in cohorts if cohort.last.held]
-    failed_cohorts = [cohort for cohort in cohorts if cohort.failed is not None]
-    failures = [c for c in failed_cohorts if store.missing(c.hashes, ["parameters"] if c.parameters else [])]
+    failures = [cohort for cohort in cohorts if cohort.failed is not None]
     running = {hash for cohort in training for hash in cohort.hashes} - finished
     failed = {hash for cohort in failures for hash in cohort.hashes} - finished - running
     waiting = hashes - finished - running - failed
@@ -55,6 +55,7 @@ def read_status(store: Store) -> Status:
         seconds_left=_seconds_left(training, len(waiting), [seconds for _, seconds in ends[-SAMPLE:]]),
         cohorts=training,
         failures=failures,
+        damaged_plans=[plan.error for plan in verify_plans(store) if plan.error is not None],
     )
 
 

@@ -22,7 +22,7 @@ import torch
 from glocal.errors import GlocalError, require
 from glocal.rng import GLOBAL_STATE
 from glocal.store.store import Store
-from glocal.sweeps.plan import read_plans
+from glocal.sweeps.plan import read_plans, verify_plans
 from glocal.sweeps.resume import POLL_SECONDS, Job, ProgressReporter, failure
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
@@ -125,7 +125,8 @@ def work(
     finally:
         progress.stop()
     errors = [failure(error) for job in jobs.values() for error in job.errors.values()]
-    return runs_left, list(dict.fromkeys([*refused.values(), *errors]))
+    damaged = [plan.error for plan in verify_plans(store) if plan.error is not None]
+    return runs_left, list(dict.fromkeys([*damaged, *refused.values(), *errors]))
 
 
 def _count(store: Store) -> tuple[int, int]:
@@ -153,7 +154,7 @@ def start_workers(store: Path, devices: Sequence[str], arguments: Sequence[str])
     pipe, stdout = subprocess.PIPE, subprocess.STDOUT
     workers = [
         # In a session of its own, or Ctrl-C would reach it twice.
-        subprocess.Popen([*command, device], stdout=pipe, stderr=stdout, text=True, start_new_session=True)
+        subprocess.Popen([*command, device], stdout=pipe, stderr=stdout, errors="replace", start_new_session=True)
         for device in devices
     ]
     printers = [

@@ -300,6 +300,6 @@ def _latex_cell(cell: Cell) -> str:
     return f"\\textbf{{{text}}}" if cell.marked else text
 
 
-def _powers(text: str, math: str = "") -> str:
-    """Write numbers such as 1e-05 with powers of ten, between `math` signs outside of formulas."""
-    return re.sub(r"(?<=\d)e(?:\+|(?=-))(-?)0*(\d+)\b", rf"{math}\\times10^{{\1\2}}{math}", text)
+def _powers(text: str, delimiter: str = "") -> str:
+    """Write numbers such as 1e-05 with powers of ten, between dollar signs as `delimiter` outside of formulas."""
+    return re.sub(r"(?<=\d)e(?:\+|(?=-))(-?)0*(\d+)\b", rf"{delimiter}\\times10^{{\1\2}}{delimiter}", text)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from glocal import files
-from glocal.errors import GlocalError, GlocalWarning, first_line, require
+from glocal.errors import GlocalError, first_line, require
 from glocal.store.store import Store, Verified
 from glocal.sweeps.options import KEPT, SweepOptions
 
@@ -60,9 +59,9 @@ class Plan:
         def own_file(location: str) -> str:
             digest = self.code.get(location)
             advice = f"Give the worker this file, unchanged: --code {location}."
-            if Path(location).name in [path.name for path in given]:
-                advice = "The file of this name that was given has changed since. Give the earlier one, or delete the "
-                advice += "plan and repeat the sweep, which trains the runs of the changed file."
+            if Path(location) in [path.absolute() for path in given]:
+                advice = "This file has changed since the plan was written. Give it as it was then; or delete the plan "
+                advice += "and repeat the sweep, which trains with the file as it is now."
             require(digest in allowed, f"the plan '{self.path}' needs code from '{location}'. {advice}")
             return str(allowed[str(digest)])
 
@@ -105,13 +104,13 @@ def write_plan(
         return str(path)
 
     named = _with_files(arguments, absolute)
-    content = {"arguments": named, "code": code, "runs": list(job.requests)}
     folder = job.context.store.path / "plans"
     job.finished()  # sets damaged runs aside, which workers take for finished
     try:
-        path = folder / f"{_name(content)}.json"
+        content = json.loads(json.dumps({"arguments": named, "code": code, "runs": list(job.requests)}))
     except TypeError as error:
         raise GlocalError(f"an option cannot be written into a plan: {first_line(error)}.") from error
+    path = folder / f"{_name(content)}.json"
     with files.report_os_errors("write the plan to", folder):
         folder.mkdir(exist_ok=True)
         files.write_json(path, content)
@@ -119,14 +118,12 @@ def write_plan(
 
 
 def read_plans(store: Store) -> list[Plan]:
-    """Return the plans of a store, the oldest first; damaged ones are left out, with a warning."""
+    """Return the plans of a store, the oldest first; `verify_plans` tells of those that are damaged."""
     plans = []
     for path in _paths(store):
-        try:
-            with suppress(FileNotFoundError):  # another worker may remove a finished plan at this moment
-                plans += [(path.stat().st_mtime, plan)] if (plan := _read(path)) else []
-        except files.DamagedError as error:
-            warnings.warn(str(error), GlocalWarning, stacklevel=2)
+        # Another worker may remove a finished plan at this moment.
+        with suppress(FileNotFoundError, files.DamagedError):
+            plans += [(path.stat().st_mtime, plan)] if (plan := _read(path)) else []
     return [plan for _, plan in sorted(plans, key=lambda entry: (entry[0], entry[1].path))]
 
 
@@ -147,9 +144,10 @@ def _paths(store: Store) -> list[Path]:
 def _read(path: Path) -> Plan | None:
     """Read a plan, or return None if there is none."""
     with files.report_damage(path, "Delete it, and write it again with --plan."), suppress(FileNotFoundError):
-        content = files.read_json(path)
-        if path.stem != _name(content):
+        text = files.read_text(path)
+        if path.stem != _name(json.loads(text)):
             raise ValueError("its content does not agree with its name")
+        content = files.parse_json(text)
         return Plan(path, *(content[name] for name in ("arguments", "code", "runs")))
     return None
 

@@ -262,7 +262,8 @@ class Job:
                 self.errors.update(dict.fromkeys(cohort.hashes, GlocalError(cohort.failed)))
             elif (claim := store.take(cohort)) is not None:
                 return claim
-        free = self._free(missing)
+        free = missing - {hash for cohort in unfinished if cohort.last.held for hash in cohort.hashes}
+        free -= self.errors.keys()
         for group in self.groups:
             if free.isdisjoint(group.hashes):
                 continue

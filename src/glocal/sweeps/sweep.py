@@ -83,7 +83,11 @@ def sweep(
 
     chosen = _check(options)
     this_machine = chosen.on == "here"
-    devices = worker_devices(chosen.device, chosen.workers) if this_machine else [chosen.device.replace("all", "auto")]
+    devices = (
+        worker_devices(chosen.device, chosen.workers)
+        if this_machine
+        else ["auto" if chosen.on == "slurm" else chosen.device.replace("all", "auto")]
+    )
     options |= {"device": devices[0], "workers": len(devices) if this_machine else chosen.workers}
     if progress is None and sys.stderr.isatty():
         from glocal.report.progress import Bars
@@ -203,8 +207,8 @@ def _submit(plan: Plan, job: Job, options: SweepOptions, progress: ProgressRepor
 
     runs = job.finished()
     if job.missing():
-        job.retry_failed()
         slurm.submit(job.context.store.path, list(plan.code), options)
+        job.retry_failed()
         finished = f"finished already: {len(runs)} of {format_range([len(job.requests)], 'run')}"
         progress.message(
             f"Submitted {format_range([options.workers or 1], 'worker')}; {finished}. "
