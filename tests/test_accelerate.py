@@ -55,7 +55,7 @@ generator = torch.Generator().manual_seed(0)
 data = [torch.randn(40, 1, 6, 6, generator=generator), torch.arange(40) % 2]
 challenge = glocal.from_tasks("two", [(data, data), ([data[0].flip(0), data[1]], data)], setting="domain")
 make = lambda shape, outputs: resnet18(shape, outputs, 2)
-runs = glocal.sweep(challenge, ["ewc"], [0.01, 0.1], [0], network=make, epochs=1, batch_size=10)
+runs = glocal.sweep(challenge, ["ewc"], [0.01, 0.1], [0], network=make, epochs=1, batch_size=10, store=sys.argv[1])
 for run in runs:
     print({name: array.tolist() for name, array in run.arrays.items()})
 """

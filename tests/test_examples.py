@@ -47,6 +47,16 @@ def test_list_includes_a_custom_algorithm(capsys: pytest.CaptureFixture[str]) ->
     assert options["anchor.strength"]["default"] == 0.01 and "penalty" in options["anchor.strength"]["description"]
 
 
+def test_options_of_any_type_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from dataclasses import dataclass\nfrom glocal.algorithms import SGD\n\n"
+        "@dataclass(frozen=True)\nclass Mine(SGD):\n    name = 'mine'\n    sizes: tuple[int, ...] = (1, 2, 3)\n"
+    )
+    assert main(["list", "options", "--own", f"{file}:Mine"]) == 0
+    assert "(1, 2, 3)" in capsys.readouterr().out
+
+
 def test_editing_an_algorithm_makes_a_new_run(elsewhere: Path) -> None:
     copy = elsewhere / "anchor.py"
     source = (EXAMPLES / "anchor.py").read_text()

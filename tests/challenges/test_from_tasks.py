@@ -196,7 +196,7 @@ x6, nan = pair([2, 3])[0], np.full((6, 3), np.nan)
         ({"train": Items([x6[0]])}, r"item 0 of task 2 \(train\) is a ndarray"),
         ({"train": Items([])}, r"task 2 \(train\) has no examples"),
         ({"test": (x6[:, :1], [2, 3] * 3)}, r"inputs of task 2 \(test\) have shape \(1,\)"),
-        ({"y": [0, 1] * 3, "test": pair([0, 1])}, r"task 2 brings no new class \(it has \[0, 1\]\)"),
+        ({"y": [0, 1] * 3, "test": pair([0, 1])}, r"all tasks have the classes \[0, 1\]"),
     ],
 )
 def test_errors_name_the_task(changes: dict[str, Any], message: str) -> None:

@@ -328,6 +328,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "locality on an unknown device": (lambda p: ["locality", "er", "--device", "tpu"], ["cuda:N", "tpu"]),
     "lens on nothing": (lambda p: ["lens"], ["TARGET"]),
     "lens on no run": (lambda p: ["lens", str(p / "nowhere")], ["nowhere", "STORE/runs/HASH"]),
+    "lens of another training with a flag for runs": (
+        lambda p: ["lens", write(p / "m.py", SUBJECT) + ":make", "--network", "mlp"],
+        ["--network is for a stored run"],
+    ),
     "lens on no function": (lambda p: ["lens", write(p / "m.py", "three = 3") + ":three"], ["is not a function"]),
     "lens on three things": (
         lambda p: ["lens", write(p / "m.py", "def make(): return 1, 2, 3") + ":make"],

@@ -197,12 +197,11 @@ def test_a_sweep_with_workers_trains_failed_cohorts_again(tmp_path: Path) -> Non
     file = tmp_path / "once.py"
     file.write_text(ONCE)
     arguments: dict[str, Any] = {"store": tmp_path / "store", "workers": 2, **QUICK}
-    for _ in range(2):
-        with (
-            pytest.warns(glocal.errors.GlocalWarning, match="exit status 2"),
-            pytest.raises(glocal.GlocalError, match=r"once\.py, line 10: ValueError: no licence"),
-        ):
-            glocal.sweep("rotated-digits", [f"{file}:Once"], [0.1, 0.2], [1], **arguments)
+    with (
+        pytest.warns(glocal.errors.GlocalWarning, match="exit status 2"),
+        pytest.raises(glocal.GlocalError, match=r"once\.py, line 10: ValueError: no licence"),
+    ):
+        glocal.sweep("rotated-digits", [f"{file}:Once"], [0.1, 0.2], [1], **arguments)
     (tmp_path / "licence").touch()
     assert len(glocal.sweep("rotated-digits", [f"{file}:Once"], [0.1, 0.2], [1], **arguments)) == 2
     assert not Store.open(tmp_path / "store").cohorts()
@@ -254,15 +253,21 @@ def test_failures_whose_runs_were_stored_later(in_store: bool, tmp_path: Path, w
 
 
 class Signalling(ProgressReporter, loop.Progress):
-    """Sends this process a signal in the middle of the first task."""
+    """Sends this process a signal in the middle of a task."""
 
     sent = False
+
+    def __init__(self, in_task: int = 0) -> None:
+        self.in_task, self.now = in_task, 0
 
     def start_cohort(self, label: str, runs: int, tasks: int, steps: int, done: int) -> loop.Progress:
         return self
 
+    def task(self, number: int) -> None:
+        self.now = number
+
     def steps(self, count: int) -> None:
-        if not self.sent:
+        if not self.sent and self.now == self.in_task:
             self.sent = True
             os.kill(os.getpid(), signal.SIGUSR1)
 
@@ -277,6 +282,12 @@ def test_a_signal_stops_a_worker_at_the_end_of_a_task(tmp_path: Path, whole: glo
     assert cohort.last.about["finished"] == 1 and not cohort.last.held
     assert work(store) == (0, [])
     assert_same(store, whole)
+
+
+def test_a_worker_that_is_stopped_in_the_last_task_has_nothing_left(tmp_path: Path) -> None:
+    store = plan(tmp_path / "store", ["sgd"])
+    assert work(store, progress=Signalling(in_task=1)) == (0, [])
+    assert len(store.runs()) == 2
 
 
 def test_time_that_is_up_stops_a_worker_in_a_task(tmp_path: Path) -> None:

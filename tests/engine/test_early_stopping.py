@@ -92,6 +92,8 @@ def test_patience_is_part_of_the_name_and_needs_validation_data(tmp_path: Path) 
     assert len(names) == 3
     with pytest.raises(GlocalError, match="needs validation data"):
         glocal.sweep("rotated-digits", "sgd", [0.3], [1], patience=1, **options)
+    with pytest.raises(GlocalError, match="monitor and patience"):
+        glocal.sweep(challenge(2), "sgd", [0.3], [1], patience=1, monitor=0.1, **options)
 
 
 def test_predictions_that_do_not_change_are_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from small_problems import blobs, cohort_of, train_to_the_end
 from test_cohort_independence import ALGORITHMS, CLOSE
 from torch import Tensor, nn
 
-from glocal.algorithms import ER, SGD, Algorithm
+from glocal.algorithms import ER, EWC, HAT, OGD, SGD, Algorithm
 from glocal.algorithms.algorithm import Batch, Memory
 from glocal.engine.loop import Execution, Snapshot
 from glocal.fast import op_trace
@@ -60,8 +60,11 @@ def assert_same(a: Snapshot, b: Snapshot) -> None:
     torch.testing.assert_close(a.record.arrays["epoch_loss"], b.record.arrays["epoch_loss"], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("execution", ["vectorised", "sequential"])
-@pytest.mark.parametrize("algorithm", [*ALGORITHMS, *CLOSE], ids=label_of)
+RUN_BY_RUN: list[Algorithm] = [SGD(), ER(slots=30), EWC(), HAT(), OGD(slots=16)]
+CASES = [(a, "vectorised") for a in (*ALGORITHMS, *CLOSE)] + [(a, "sequential") for a in RUN_BY_RUN]
+
+
+@pytest.mark.parametrize(("algorithm", "execution"), CASES, ids=lambda x: x if isinstance(x, str) else label_of(x))
 def test_recorded_or_not_all_ends_the_same(algorithm: Algorithm, execution: Execution, replays: list[int]) -> None:
     recorded = trained(algorithm, execution)
     assert len(replays) > 10, "most of the steps were replayed"

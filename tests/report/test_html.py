@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fake_runs import fake_run, sweep
@@ -139,6 +140,15 @@ def test_diverged_runs_are_named_and_have_no_numbers() -> None:
     assert "diverged at step 7" in text and "9 finished, 1 diverged" in text
 
 
+def test_curves_go_on_where_a_seed_stopped_early_and_seeds_are_whole() -> None:
+    runs = [fake_run("er", seed=seed, epochs=3) for seed in (0, 20261118)]
+    runs[1].arrays["epoch_loss"][:, 2] = np.nan
+    text = render_page([content(runs)])
+    (group,) = data_of(text)["groups"]
+    assert [mean for _, mean, *_ in group["loss"]] == pytest.approx(runs[0].arrays["epoch_loss"].ravel().tolist(), 1e-4)
+    assert "0, 20261118" in text
+
+
 def test_failed_runs_are_told_with_their_error() -> None:
     failed = StoredCohort(
         Path("cohorts/01"), ["a", "b"], False, Seen(1, {"failed": "CUDA <out> of memory."}, held=False)
@@ -146,7 +156,7 @@ def test_failed_runs_are_told_with_their_error() -> None:
     status = Status(8, 0, 0, 3, 2, None, [], [failed], [])
     text = render_page([StoreContent("runs", Runs(demo_runs()), status)])
     assert "8 finished, 0 diverged, 3 waiting, 2 failed" in text and "2 runs failed" in text
-    assert "CUDA &lt;out&gt; of memory. `glocal work runs --retry-failed` trains them again." in text
+    assert "CUDA &lt;out&gt; of memory. Repeat" in text
 
 
 def test_two_stores_are_paired_by_seed() -> None:

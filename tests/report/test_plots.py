@@ -124,6 +124,16 @@ def test_distances_and_their_ratio_to_sgd(runs: list[Run]) -> None:
     assert len(drawn([*runs[2:4], *sgd], "distance")[1].lines) < len(ratio.lines)  # er has no rate in common with SGD
 
 
+def test_the_ratio_to_sgd_is_that_of_runs_that_differ_in_the_algorithm_alone() -> None:
+    """er moves two and three times as far as SGD, by the number of tasks."""
+    runs = [fake_run("er", distance=ratio * 5.0 * tasks, tasks=tasks) for tasks, ratio in ((2, 2.0), (3, 3.0))]
+    runs += [fake_run("sgd", distance=5.0 * tasks, tasks=tasks) for tasks in (2, 3)]
+    _, two, _, three = drawn(runs, "distance")
+    for axes, ratio in ((two, 2.0), (three, 3.0)):
+        lines = {str(line.get_label()): line.get_ydata() for line in axes.lines if ")" in str(line.get_label())}
+        assert lines == {"er (global)": pytest.approx([ratio]), "sgd (global)": pytest.approx([1.0])}
+
+
 @pytest.mark.parametrize("suffix", [".pdf", ".svg", ".PNG"])
 def test_formats_by_suffix(suffix: str, runs: list[Run], tmp_path: Path) -> None:
     path = draw(runs, "forgetting", tmp_path / f"figure{suffix}")

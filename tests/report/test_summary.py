@@ -306,6 +306,7 @@ def test_latex_has_powers_of_ten() -> None:
 
 def test_a_mean_that_rounds_to_zero_has_no_sign() -> None:
     assert str(mean_std(-0.001, 0.002)).startswith("0.00") and str(mean_std(-0.01, None)).startswith("-0.01")
+    assert "-0.00" not in text_of([fake_run(lost=-1e-5), fake_run(lost=-2e-5, seed=1)], "markdown")
 
 
 def test_the_papers_test_with_one_verdict_per_algorithm() -> None:

@@ -39,9 +39,13 @@ def sweep(store: Path, seed: int) -> Runs:
     return glocal.sweep("rotated-digits", ["er"], [0.1], range(seed, seed + 3), execution="sequential", **quick)
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Runs]:
+    return [sweep(tmp_path_factory.mktemp("alone"), seed) for seed in (0, 3)]
+
+
 @pytest.mark.parametrize("shared", [True, False], ids=["one store", "two stores"])
-def test_threads_store_the_results_of_one_thread(tmp_path: Path, shared: bool) -> None:
-    alone = [sweep(tmp_path / "alone", seed) for seed in (0, 3)]
+def test_threads_store_the_results_of_one_thread(tmp_path: Path, alone: list[Runs], shared: bool) -> None:
     stores = [tmp_path / ("both" if shared else str(i)) for i in range(2)]
     with ThreadPoolExecutor(2) as threads:
         together = list(threads.map(sweep, stores, (0, 3)))
