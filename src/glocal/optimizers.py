@@ -30,9 +30,9 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from glocal import hyperparameters
+from glocal import hyperparameters, tree
 from glocal.errors import require
-from glocal.tree import Params, Tree, total
+from glocal.tree import Params, Tree
 
 OFF_AT_ZERO = ("momentum", "weight_decay", "clip")
 SCHEDULE = ("schedule", "warmup", "gamma", "step_epochs", "span")
@@ -252,13 +252,9 @@ def _clip(grads: Params, hyper: Params) -> Params:
     if "clip" not in hyper:
         return grads
     clip = hyper["clip"]
-    norm = vmap(_norm)(grads) if clip.dim() else _norm(grads)
+    norm = vmap(tree.norm)(grads) if clip.dim() else tree.norm(grads)
     scale = torch.where(clip > 0, (clip / (norm + 1e-6)).clamp(max=1), 1)
     return {k: g * per_run(scale.to(g.dtype), g) for k, g in grads.items()}
-
-
-def _norm(grads: Params) -> Tensor:
-    return total(g.square() for g in grads.values()).sqrt()
 
 
 def _add_decay(grads: Params, params: Params, hyper: Params) -> Params:

@@ -98,6 +98,11 @@ def total(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([_row_sums(t) for t in tensors]).sum(-1)
 
 
+def norm(tensors: Params) -> Tensor:
+    """Return the Euclidean norm of all entries of all tensors."""
+    return total(t.square() for t in tensors.values()).sqrt()
+
+
 def _row_sums(t: Tensor) -> Tensor:
     if t.is_cuda:
         return t.sum().unsqueeze(0)

@@ -193,7 +193,7 @@ def _check_classes(tasks: Sequence[Task], setting: Setting) -> None:
         raise GlocalError(f"{difference}; give all tasks of a 'domain' challenge the same classes, or setting='class'.")
     same = setting != "domain" and other is None and len(tasks) > 1
     remedy = "relabel its examples, or give setting='domain'"
-    require(not same, f"task 2 brings no new class (it has {list(first)}); {remedy}.")
+    require(not same, f"all tasks have the classes {list(first)}; {remedy}.")
 
 
 def _outputs(tasks: Sequence[Task], outputs: int | None, loss: LossName | LossFunction) -> int:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 OUTPUT = tyro.conf.arg(aliases=["-o"], metavar="FILE")
-FigureFile = Annotated[Path, OUTPUT, tyro.conf.arg(help="File to write: .png, .pdf or .svg.")]
+FigureFile = Annotated[Path, OUTPUT, tyro.conf.arg(help="File to write: .png, .pdf, .svg or .pgf.")]
 DataFolder = Annotated[Path | None, tyro.conf.arg(help="Folder to search first for data sets.")]
 OwnChallenge = Annotated[
     str | None, tyro.conf.arg(metavar="NAME", help="path.py:function of the run's challenge, if it is your own.")

@@ -188,6 +188,9 @@ class Lens:
 
         if not user_code.is_file_spec(self.target):
             return self._open_run(self.device).trace(self.examples)
+        for name in ("challenge", "network", "algorithm", "init", "data"):
+            message = f"--{name} is for a stored run; '{self.target}' returns all that is measured."
+            require(getattr(self, name) is None, message)
         device = resolve.choose_device(self.device)
         function, _ = user_code.load_object(self.target, "function", with_neighbours=True)
         returned = "(module, loss, tasks, checkpoints)"

@@ -36,7 +36,7 @@ NOTES = {
     "algorithms": "Memory size: numbers stored after T tasks, for a network with P parameters and\nK outputs.",
     "options": "Set them as --options NAME=VALUE.",
     "optimizers": "Set them as --optimizer-options NAME=VALUE.",
-    "experiments": "Run one with glocal paper NAME.",
+    "experiments": "Run the demo with glocal demo, the others with glocal paper NAME.",
 }
 MORE = "More: glocal list algorithms|options|optimizers|challenges|networks|experiments"
 
@@ -62,15 +62,17 @@ class List:
             return
         for kind, rows in sections.items():
             rows = _by_option(rows) if kind == "optimizers" else rows
-            table = [{column.replace("_", " "): _format(row[column]) for column in columns[kind]} for row in rows]
+            table = [
+                {column.replace("_", " "): _format(column, row[column]) for column in columns[kind]} for row in rows
+            ]
             print_rendered(rich_table(kind.capitalize(), table, right=("tasks", "train", "test")))
             print(f"{NOTES[kind]}\n" if kind in NOTES and self.what != "all" else "")
         if self.what == "all":
             print(f"{SETTINGS}\n{MORE}")
 
 
-def _format(value: Any) -> str:
-    if isinstance(value, tuple):
+def _format(column: str, value: Any) -> str:
+    if column == "settings":
         return "all" if len(value) == 3 else ", ".join(value)
     return f"{value:,}" if type(value) is int else str(value)
 

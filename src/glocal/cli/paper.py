@@ -156,7 +156,7 @@ class TableOptions(RunOptions):
     angles: Literal["published", "seed"] | None = None
     """Published angles of each method and seed (default), or angles drawn from the seed, equal for all algorithms."""
     extra: bool = False
-    """Add rows that the paper lacks: gem and derpp; laplace and optimal-soft on rotated-mnist, else icarl-random."""
+    """Add rows that the paper lacks: gem, derpp, laplace, optimal-soft, pnn, packnet, hat; if split, icarl-random."""
 
     def runs(self, out: Path | None = None) -> Runs:
         from glocal.paper.table1 import COLUMNS, DEMO
@@ -239,8 +239,8 @@ class IcarlBuffer(RunOptions):
         )
         if not runs:
             raise GlocalError(
-                f"{', '.join(map(str, self.results))} has no matching run of {' or '.join(ICARL_ALGORITHMS)}; "
-                "`glocal paper table1 --challenge split-cifar10 --extra --out FOLDER` writes results with both."
+                f"{', '.join(map(str, self.results))} has no matching run of {' or '.join(ICARL_ALGORITHMS)}. `glocal "
+                "paper table1 --challenge split-cifar10 --algorithms icarl icarl-random --out FOLDER` trains them."
             )
         print_rendered(render(compare(runs, scope=self.scope), "rich"))
         print(f"Wrote {draw(relabel(runs), 'forgetting-by-seed', path, View(scope=self.scope))}")

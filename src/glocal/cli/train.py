@@ -66,7 +66,10 @@ class SweepFile:
     """Where a sweep is described."""
 
     file: Path | None = None
-    """TOML file with the flags below as fields, and algorithms as a list of names or of tables. Flags override it."""
+    """TOML file with challenge, algorithms, optimizer, lrs, seeds and the training options below as fields.
+
+    Options of an algorithm stand in its table, {name = "ewc", penalty = 10}. Flags override the file.
+    """
 
 
 @command
@@ -94,7 +97,7 @@ class Sweep(SweepFile):
     optimizer_options: Options = ()
     """Options of the optimizer, as NAME=VALUE or OPTIMIZER.NAME=VALUE, with one or several values."""
     sampler: Literal["tpe", "random"] | None = None
-    """Train no grid, but configurations that Optuna samples from the values and ranges of --lrs and --options."""
+    """Instead of the full grid, train what Optuna samples from the values and ranges of --lrs and --options."""
     trials: int | None = None
     """Configurations of each algorithm that a sampler proposes."""
     parallel: int = 8
@@ -141,9 +144,12 @@ class Sweep(SweepFile):
         require(self.training.on == "here", message)
 
         plan, _ = write_plan(**self.arguments())
-        code = " ".join(["", "--code", *plan.code]) if plan.code else ""
+        flags = ["--code", *plan.code] if plan.code else []
+        flags += ["--device", self.training.device] if self.training.device != "auto" else []
+        flags += ["--track", self.training.track] if self.training.track is not None else []
         count = format_range([len(plan.runs)], "run")
-        print(f"Planned {count}: `glocal work {self.training.store}{code}` trains what is missing.")
+        work = " ".join(["glocal work", str(self.training.store), *flags])
+        print(f"Planned {count}: `{work}` trains what is missing.")
 
     def train(self) -> Runs:
         """Train every algorithm with every combination of its options' values."""

@@ -118,7 +118,7 @@ def render_status(status: StoreStatus, path: Path) -> Text:
     """Return the counts, a line for every cohort in training, and the messages of those that failed."""
     from rich.text import Text
 
-    from glocal.cluster.status import count, elapsed
+    from glocal.cluster.status import count, elapsed, retry_advice
     from glocal.report.summary import format_range
 
     names = ("finished", "running", "waiting", "failed", "diverged")
@@ -133,5 +133,5 @@ def render_status(status: StoreStatus, path: Path) -> Text:
     lines += [f"{format_range([len(cohort.hashes)], 'run')} failed: {cohort.failed}" for cohort in status.failures]
     lines += status.damaged_plans
     if status.failures:
-        lines.append(f"`glocal work {path} --retry-failed` trains them again.")
+        lines.append(retry_advice(path))
     return Text("\n".join(map(printable, lines)))

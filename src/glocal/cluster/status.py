@@ -59,6 +59,11 @@ def read_status(store: Store) -> Status:
     )
 
 
+def retry_advice(path: object) -> str:
+    """Say how the runs of a store that failed are trained again."""
+    return f"Repeat the sweep's command to train them again; runs of a plan: `glocal work {path} --retry-failed`."
+
+
 def elapsed(cohort: StoredCohort) -> float:
     """Return for how many seconds a cohort is in training, as far as the clocks of two machines agree."""
     try:

@@ -100,7 +100,6 @@ def work(
     stop, progress = Stop(seconds, grace), progress or ProgressReporter()
     jobs: dict[Path, Job] = {}
     refused: dict[Path, str] = {}
-    runs_left = 0
     progress.start(*_count(store))
     try:
         with GLOBAL_STATE, tracking(track, store.path) as tracked, suppress(KeyboardInterrupt), stop.listening():
@@ -116,16 +115,16 @@ def work(
                         except GlocalError as error:
                             refused[plan.path] = str(error)
                 missing = {path: runs for path, job in jobs.items() if (runs := job.missing())}
-                runs_left = sum(map(len, missing.values()))
                 if not missing:
                     break
                 if not any(jobs[path].train_next(runs) for path, runs in missing.items()):
-                    progress.waiting(runs_left)
+                    progress.waiting(sum(map(len, missing.values())))
                     time.sleep(POLL_SECONDS)
     finally:
         progress.stop()
     errors = [failure(error) for job in jobs.values() for error in job.errors.values()]
     damaged = [plan.error for plan in verify_plans(store) if plan.error is not None]
+    runs_left = sum(len(job.missing()) for job in jobs.values())
     return runs_left, list(dict.fromkeys([*damaged, *refused.values(), *errors]))
 
 

@@ -209,7 +209,7 @@ class Monitor:
             for o, (x, y) in enumerate(self._data):
                 values[0, run, o] = own_loss(algorithm, self._model, snapshot, Data(x[group], y[group]), o)
                 values[1, run, o] = own_approximation(algorithm, self._model, snapshot, o)
-                values[2, run, o] = _norm({k: p - center[k][run, o] for k, p in member.params.items()})
+                values[2, run, o] = tree.norm({k: p - center[k][run, o] for k, p in member.params.items()})
 
     def _measure_run(self, model: Model, params: Params, parts: Tree, x: Tensor, y: Tensor) -> Tree:
         """Return the values of one run by the expansions, (3, finished tasks)."""
@@ -225,8 +225,4 @@ class Monitor:
         assert self.structure is not None
         product = self.structure.product
         approximate = vmap(lambda stored, delta: evaluate(stored, product, delta))(parts, deltas)
-        return {"values": torch.stack([true, approximate, vmap(_norm)(deltas)])}
-
-
-def _norm(delta: Params) -> Tensor:
-    return tree.total(part.square() for part in delta.values()).sqrt()
+        return {"values": torch.stack([true, approximate, vmap(tree.norm)(deltas)])}

@@ -163,10 +163,11 @@ def draw_tradeoff(figure: Figure, groups: Sequence[Group], view: View, names: tu
 def draw_distance(figure: Figure, groups: Sequence[Group], view: View) -> None:
     """Draw ‖θ_T − θ_0‖₂ against the learning rate or another option, with a band of one standard deviation.
 
-    Beside it, if there are runs of plain SGD, the distance divided by that of SGD with the same learning rate and seed.
+    Beside it, if there are runs of plain SGD, the distance divided by that of SGD with the same optimiser, learning
+    rate, seed and value of the option.
     """
     sgd = {
-        (run.challenge, run.lr, run.seed): _distance(run)
+        _without_algorithm(run, group): _distance(run)
         for group in groups
         for run in group.finished
         if run.config["algorithm"]["name"] == BASELINE
@@ -179,8 +180,7 @@ def draw_distance(figure: Figure, groups: Sequence[Group], view: View) -> None:
         for line, style in lines:
             points = []
             for group in line:
-                keys = [(group.challenge, run.lr, run.seed) for run in group.finished]
-                pairs = [(_distance(run), sgd.get(key)) for run, key in zip(group.finished, keys, strict=True)]
+                pairs = [(_distance(run), sgd.get(_without_algorithm(run, group))) for run in group.finished]
                 values = [d / base for d, base in pairs if base] if relative else [d for d, _ in pairs]
                 if values:
                     points.append((places[group.x], np.mean(values), np.std(values)))
@@ -202,6 +202,11 @@ def _plot_band(axes: Axes, x: np.ndarray, mean: np.ndarray, std: np.ndarray, sty
         axes.fill_between(x, mean - std, mean + std, color=style.colour, alpha=0.14, linewidth=0)
     else:
         axes.errorbar(x, mean, std, fmt="none", ecolor=style.colour, capsize=3)
+
+
+def _without_algorithm(run: Run, group: Group) -> tuple[Any, ...]:
+    """Return what runs have in common that differ in the algorithm alone."""
+    return group.challenge, str(run.config.get("optimizer")), group.x, run.lr, run.seed
 
 
 def _distance(run: Run) -> float:
@@ -332,7 +337,7 @@ def _challenge_panels(
 
 
 def _algorithm_panels(
-    figure: Figure, groups: Sequence[Group], width: float, height: float, **options: Any
+    figure: Figure, groups: Sequence[Group], width: float, height: float
 ) -> list[tuple[SubFigure, list[tuple[Axes, list[Group]]]]]:
     """Make a titled section per challenge, one below the other, with a panel per algorithm that has finished runs."""
     challenges = [
@@ -350,7 +355,7 @@ def _algorithm_panels(
         subtitle = "\n".join(_subtitle([group for group in groups if group.challenge == challenge]))
         title = wrap(f"{challenge} · {subtitle}", figure.get_figwidth() - 0.4)
         subfigure.suptitle(title, x=0.012, ha="left", fontweight="bold")
-        cells = list(subfigure.subplots(count, columns, squeeze=False, **options).flat)
+        cells = list(subfigure.subplots(count, columns, squeeze=False).flat)
         for axes in cells[len(algorithms) :]:
             axes.set_visible(False)
         for axes, members in zip(cells, algorithms, strict=False):

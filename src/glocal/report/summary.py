@@ -278,7 +278,7 @@ def _cells(rows: Sequence[Row]) -> dict[table.CellKey, list[Cell]]:
     for row in rows:
         num_finished = row["seeds"] - row["diverged"]
         for name, best in ((row["metric"], max if row["metric"] == "acc" else min), ("forgetting", min)):
-            spec = ".2f" if name == "acc" or row["forgetting_by"] == "accuracy" else ".3g"
+            spec = "z.2f" if name == "acc" or row["forgetting_by"] == "accuracy" else ".3g"
             group = [r for r in rows if all(r[k] == row[k] for k in ("locality", "algorithm", "challenge"))]
             min_diverged = min(r["diverged"] for r in group)  # which come first, as in `glocal.selection.choose`
             choice = "choice_forgetting" if name == "forgetting" else "choice_metric"

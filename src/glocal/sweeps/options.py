@@ -82,9 +82,9 @@ class SweepOptions:
     keep_state: bool = False
     """Store all that a run needs to go on with more tasks later (--after): parameters, memory, optimizer state."""
     after: str | Path | None = None
-    """Store of runs with --keep-state on the first tasks: go on from these instead of the initialisation."""
+    """Store of runs trained on the first tasks with --keep-state: train the other tasks from their last state."""
     horizon: int | None = None
-    """Tasks that are planned in all, if runs are to go on: memories are divided by it, schedules extend over it."""
+    """Number of all tasks, if runs will be continued with --after: it divides memories and extends schedules."""
     execution: Literal["auto", "vectorised", "sequential"] = "auto"
     """How a cohort of runs is executed. auto takes the fastest way that works."""
     memory_budget: int | None = None
@@ -130,6 +130,8 @@ class SweepOptions:
         for name in ("monitor_by", "monitor_every"):
             value = getattr(self, name)
             require(value is None or self.monitor is not None, f"{name}={value!r} needs an ε: set monitor too.")
+        message = "monitor and patience were given: the monitor needs every epoch of a task. Leave one of them out."
+        require(self.monitor is None or self.patience is None, message)
         for name, on in NEEDS.items():
             value = getattr(self, name)
             require(value is None or self.on == on, f"{name} = '{value}' was given; it needs on = '{on}'.")

@@ -69,7 +69,8 @@ class Plan:
         options = {k: v for k, v in arguments.pop("options").items() if k not in OWN}
         job = prepare(**arguments, **options, store=store.path, device=device)
         changed = (
-            f"the plan '{self.path}' asks for other runs than its arguments make here: write it again, with --plan."
+            f"the plan '{self.path}' makes other runs here than where it was written: is the version of glocal or the "
+            "data another? Delete it, and repeat the sweep with --plan."
         )
         require(list(job.requests) == self.runs, changed)
         job.context.store = store

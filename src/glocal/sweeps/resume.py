@@ -47,7 +47,7 @@ from glocal.sweeps.user_code import describe_error, user_frames
 POLL_SECONDS = 0.5
 MAX_KILLS = 2
 """A cohort is halved if so many processes were killed, one after the other, before they finished a task of it."""
-RESUMED = "not monitored: it was resumed from a checkpoint; `glocal lens STORE/runs/HASH --retrace` monitors all of it"
+RESUMED = "not monitored: resumed from a checkpoint; `glocal lens STORE/runs/HASH --retrace epochs` measures all of it"
 
 
 class ProgressReporter:
@@ -228,7 +228,7 @@ class Job:
             finally:
                 half.leave()
         claim.finish()
-        message = f"{reason} go on in cohorts of up to {middle}. --cohort-size {middle} starts with these."
+        message = f"{reason} continue in cohorts of up to {middle}. Give --cohort-size {middle} to start with these."
         warnings.warn(message, GlocalWarning, stacklevel=2)
 
     def _kept(self, claim: Claim) -> frozenset[str]:

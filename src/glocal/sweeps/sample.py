@@ -63,7 +63,7 @@ def sample(
         raise GlocalError(f"the sampler {sampler} needs optuna: pip install 'glocal[optuna]'.") from error
     require_known("sampler", sampler, ("random", "tpe"))
     require(min(trials, parallel) > 0, f"trials = {trials}, parallel = {parallel} were given; both must be positive.")
-    hint = "a sampler trains in this process: leave on and workers out, and start the same command once for every GPU."
+    hint = "a sampler trains in this process: leave on and workers out. For several GPUs, start this command on each."
     require(options.get("on", "here") == "here" and options.get("workers") is None, hint)
     runs, lrs, seeds = dict[Any, Run](), list(lrs), list(seeds)
     for algorithm, optimizer_spec in itertools.product(pairs(algorithms), pairs(optimizer)):

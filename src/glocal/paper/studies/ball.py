@@ -31,7 +31,7 @@ from glocal.paper.studies.common import MeanInterval, column, names
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.style import legend
 from glocal.report.summary import DEFAULT_VIEW, run_statistics
-from glocal.tree import Params, total
+from glocal.tree import Params, norm
 
 FULL: WorkItem = common.FULL | {"batch_size": 128, "lrs": [0.005, 0.02, 0.1], "seeds": table1.SEEDS}
 FULL |= {"radii": [0.5, 1.0, 2.0, 4.0, 0.0]}
@@ -59,9 +59,9 @@ class Ball(Algorithm):
         assert batch.lr is not None
         lr = batch.lr
         delta = {k: p - lr * direction[k] - memory["centre"][k] for k, p in params.items()}
-        norm = total(d.square() for d in delta.values()).sqrt()
-        radius = torch.as_tensor(self.radius, dtype=norm.dtype, device=norm.device)
-        excess = torch.where(radius > 0, 1 - (radius / norm).clamp(max=1), 0)
+        distance = norm(delta)
+        radius = torch.as_tensor(self.radius, dtype=distance.dtype, device=distance.device)
+        excess = torch.where(radius > 0, 1 - (radius / distance).clamp(max=1), 0)
         return {k: direction[k] + excess * d / lr for k, d in delta.items()}
 
     def observe(self, memory: Memory, step: Step) -> Memory:

@@ -14,7 +14,7 @@ import numpy as np
 from rich.filesize import decimal
 
 from glocal import metrics, tree
-from glocal.cluster.status import Status
+from glocal.cluster.status import Status, retry_advice
 from glocal.report import per_run
 from glocal.report.lens_figures import examination_table
 from glocal.report.plots import best_group
@@ -104,7 +104,7 @@ def overview(store: StoreContent) -> list[tuple[str, str]]:
 def _values(values: Iterable[Any]) -> str:
     distinct = set(values)
     if all(map(is_number, distinct)):
-        return ", ".join(f"{value:g}" for value in sorted(distinct))
+        return ", ".join(str(value) if isinstance(value, int) else f"{value:g}" for value in sorted(distinct))
     return ", ".join(sorted(map(as_text, distinct)))
 
 
@@ -119,8 +119,8 @@ def problems(store: StoreContent) -> list[tuple[str, str]]:
         if run.diverged is not None
     ]
     for cohort in store.status.failures:
-        advice = f"`glocal work {store.name} --retry-failed` trains them again."
-        entries.append((f"{format_range([len(cohort.hashes)], 'run')} failed", f"{cohort.failed} {advice}"))
+        name = f"{format_range([len(cohort.hashes)], 'run')} failed"
+        entries.append((name, f"{cohort.failed} {retry_advice(store.name)}"))
     notes = Counter(str(note) for run in store.runs for note in run.info["notes"])
     return entries + [(f"{count} runs" if count > 1 else "1 run", note) for note, count in notes.items()]
 
@@ -255,7 +255,10 @@ def _group(group: Group, best: bool) -> dict[str, Any]:
         "lr": group.lr,
         "best": best,
         "tasks": [[t, *_interval(metrics.average_accuracy(R, t))] for t in range(1, T + 1) if finished],
-        "loss": [[_number((i + 1) / epochs), *_interval(curves[:, i])] for i in _spread(curves.shape[1], MAX_POINTS)],
+        "loss": [
+            [_number((i + 1) / epochs), *_interval(curves[np.isfinite(curves[:, i]), i])]  # NaN: its task had ended
+            for i in _spread(curves.shape[1], MAX_POINTS)
+        ],
         **_intervals(group),
         "seeds": len(finished),
     }
