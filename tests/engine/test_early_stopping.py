@@ -96,6 +96,14 @@ def test_patience_is_part_of_the_name_and_needs_validation_data(tmp_path: Path) 
         glocal.sweep(challenge(2), "sgd", [0.3], [1], patience=1, monitor=0.1, **options)
 
 
-def test_predictions_that_do_not_change_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(GlocalError, match="icarl cannot stop early"):
-        glocal.sweep("split-digits", "icarl", [0.1], [1], tasks=2, epochs=3, validation=0.1, patience=1, store=tmp_path)
+@pytest.mark.parametrize("name", ["icarl", "packnet"])
+def test_algorithms_that_need_all_epochs_are_refused(name: str, tmp_path: Path) -> None:
+    quick: Any = {"tasks": 2, "epochs": 3, "validation": 0.1, "patience": 1, "store": tmp_path, "setting": "task"}
+    with pytest.raises(GlocalError, match=f"{name} needs all epochs"):
+        glocal.sweep("split-digits", name, [0.1], [1], **quick)
+
+
+def test_a_loss_that_stays_the_same_ends_a_task_too(tmp_path: Path) -> None:
+    """θ moves by less than its rounding."""
+    (run,) = glocal.sweep(challenge(2), "sgd", [1e-20], [1], patience=2, epochs=6, store=tmp_path)
+    assert np.isfinite(run.arrays["epoch_loss"]).sum(1).tolist() == [3, 3]

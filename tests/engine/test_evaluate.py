@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from glocal import from_tasks
-from glocal.algorithms import ER, EWC, Algorithm
+from glocal.algorithms import ER, EWC, Algorithm, ICaRL
 from glocal.challenges.challenge import Challenge, Data, Task
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.config import MEASURES
 from glocal.engine.evaluate import Evaluator
 from glocal.engine.executors import Sequential, Vectorised
 from glocal.engine.loop import train
+from glocal.errors import GlocalError
 from glocal.networks import mlp
 
 
@@ -39,6 +40,23 @@ def seeded(classes: bool, sizes: bool) -> Challenge:
         return replace(made, train=parts[0], test=test)
 
     return replace(base, seeded=True, make_task=task)
+
+
+def test_classes_that_were_seen_are_those_of_the_runs_seed() -> None:
+    challenge = replace(seeded(classes=True, sizes=False), setting="class", evaluate="seen")
+    ends = []
+    for seeds in ((3, 5), (5,)):
+        cohort = Cohort(challenge, mlp, tuple(Member(seed, 0.1, ER(slots=20)) for seed in seeds), 1, batch_size=10)
+        *_, end = train(cohort)
+        ends.append(end.record.arrays["test_class_accuracy"][-1])
+    assert torch.equal(*ends) and ends[1][1, 1] == 0, "the classes of the second task were not seen after the first"
+
+
+def test_an_algorithm_that_uses_the_classes_of_tasks_trains_seeds_with_others_apart() -> None:
+    challenge = replace(seeded(classes=True, sizes=False), setting="class")
+    members = tuple(Member(seed, 0.1, ICaRL(slots=20)) for seed in (3, 5))
+    with pytest.raises(GlocalError, match="icarl uses the classes of tasks, which differ between seeds"):
+        list(train(Cohort(challenge, mlp, members, 1, batch_size=10)))
 
 
 @pytest.mark.parametrize("executor", [Vectorised, Sequential])

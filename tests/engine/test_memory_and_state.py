@@ -23,7 +23,7 @@ from glocal.engine.executors import copy_into_
 from glocal.engine.loop import Snapshot, train
 from glocal.networks import MLP, Model, mlp
 from glocal.sweeps import resolve
-from glocal.tree import Params
+from glocal.tree import Params, flatten
 
 QUICK: dict[str, Any] = {"tasks": 2, "epochs": 1, "batch_size": 500}
 
@@ -73,6 +73,82 @@ def test_constants_and_moved_leaves_are_the_runs_own() -> None:
         torch.testing.assert_close(mapped.state.params[key], expected, rtol=1e-5, atol=1e-7)
     assert mapped.state.memory["task"].tolist() == [1, 1]
     torch.testing.assert_close(mapped.state.memory["now"] - mapped.state.memory["last"], torch.full((2,), 1e-3))
+
+
+@dataclass(frozen=True)
+class RemembersParameters(Algorithm):
+    """Keeps the very tensors that later steps overwrite, or copies of them."""
+
+    name: ClassVar[str] = "remembers-parameters"
+    copied: bool = False
+
+    def init(self, model: Model, params: Params, example: Batch) -> Memory:
+        return {"now": params, "previous": params, "x": example.stored[0], "used": params}
+
+    def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Any:
+        moved = sum(((memory["now"][k] - memory["previous"][k]) * p).sum() for k, p in params.items())
+        return model.loss(params, batch.x, batch.y) - 5 * moved, {"used": params}
+
+    def observe(self, memory: Memory, step: Step) -> Memory:
+        own = (lambda tree: {k: t.clone() for k, t in tree.items()}) if self.copied else (lambda tree: tree)
+        last = {
+            "x": step.batch.stored[0].clone() if self.copied else step.batch.stored[0],
+            "used": own(step.aux["used"]),
+        }
+        return {"now": own(step.params), "previous": memory["now"], **last}
+
+
+@pytest.mark.parametrize("execution", ["vectorised", "sequential"])
+def test_a_memory_of_parameters_is_what_they_were(execution: str) -> None:
+    kept, copied = (end(RemembersParameters(copied=copied), execution).state for copied in (False, True))
+    for part in ("params", "memory"):
+        expected = flatten(getattr(copied, part))
+        torch.testing.assert_close(flatten(getattr(kept, part)), expected, rtol=0, atol=0)
+    assert not torch.equal(kept.memory["now"]["layers.0.weight"], kept.memory["previous"]["layers.0.weight"])
+
+
+@dataclass(frozen=True)
+class ShrinksIfLarge(Algorithm):
+    """What it returns depends on values, so that it trains run by run: for one seed it returns its very arguments."""
+
+    name: ClassVar[str] = "shrinks-if-large"
+
+    def init(self, model: Model, params: Params, example: Batch) -> Memory:
+        return {"shrunk": torch.zeros(())}
+
+    def before_epoch(
+        self, model: Model, params: Params, memory: Memory, epoch: int, epochs: int
+    ) -> tuple[Params, Memory]:
+        if float(params["layers.0.bias"][0]) > 0:
+            return {k: 0.9 * p for k, p in params.items()}, {"shrunk": memory["shrunk"] + 1}
+        return params, memory
+
+    def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
+        return {"shrunk": memory["shrunk"] + 100} if float(params["layers.0.bias"][0]) > 0 else memory
+
+
+def test_what_returns_its_arguments_for_some_runs_alone() -> None:
+    together = end(ShrinksIfLarge(), "sequential").state
+    shrunk = together.memory["shrunk"].tolist()
+    assert min(shrunk) == 0 and max(shrunk) >= 200
+    for seed in (0, 1):
+        cohort = Cohort(small(), mlp, (Member(seed, 0.1, ShrinksIfLarge()),), epochs=2, batch_size=16)
+        *_, alone = train(cohort, execution="sequential")
+        for key, expected in alone.state.params.items():
+            assert torch.equal(together.params[key][seed], expected[0])
+
+
+@dataclass(frozen=True)
+class LosesAParameter(Algorithm):
+    name: ClassVar[str] = "loses"
+
+    def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
+        return dict(list(grads.items())[1:])
+
+
+def test_a_direction_of_some_parameters_is_refused() -> None:
+    with pytest.raises(glocal.GlocalError, match=r"direction must return all parameters; layers\.0\.weight is missing"):
+        end(LosesAParameter(), "sequential")
 
 
 def test_put_back_reads_before_it_writes() -> None:

@@ -87,6 +87,8 @@ class Algorithm:
     """Whether `direction` scales gradients in a way that Adam would undo: the optimiser must then be sgd."""
     freezes_weights: ClassVar[bool] = False
     """Whether weights with gradient 0 must not move: the optimiser must then not decay weights or keep its state."""
+    needs_all_epochs: ClassVar[bool] = False
+    """Whether a task must not end early: predictions change only at its end, or `before_epoch` has something to do."""
     at_least: ClassVar[Bounds] = {}
     """Smallest values of its options, as in {"slots": 1}."""
 

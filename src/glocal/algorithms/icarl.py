@@ -62,6 +62,7 @@ class ICaRL(Algorithm):
     memory_size: ClassVar[str] = "slots examples + P + K features"
     at_least: ClassVar[Bounds] = {"slots": 1}
     settings: ClassVar[tuple[Setting, ...]] = ("class", "task")
+    needs_all_epochs: ClassVar[bool] = True
 
     slots: int = 500
     """Maximal number of stored exemplars, divided equally among the classes so far."""

@@ -31,6 +31,7 @@ class PackNet(Partition):
 
     name: ClassVar[str] = "packnet"
     freezes_weights: ClassVar[bool] = True
+    needs_all_epochs: ClassVar[bool] = True
     memory_contents: ClassVar[str] = "the owner of every weight"
     memory_size: ClassVar[str] = "P"
 

@@ -111,7 +111,11 @@ class Cohort:
     def _classes(self, task: int) -> tuple[int, ...]:
         valid = self.horizon is None or task < self.challenge.tasks
         require(valid, f"{self.algorithm.name} uses the classes of later tasks: it cannot be planned with a horizon.")
-        return self.challenge.task(task, self.members[0].seed).classes
+        seeds = {m.seed for m in self.members} if self.challenge.seeded else {self.members[0].seed}
+        classes = {self.challenge.task(task, seed).classes for seed in seeds}
+        message = "uses the classes of tasks, which differ between seeds here: train with cohort_size=1."
+        require(len(classes) == 1, f"{self.algorithm.name} {message}")
+        return classes.pop()
 
     @cached_property
     def loss(self) -> losses.Loss:

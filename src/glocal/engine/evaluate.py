@@ -76,7 +76,7 @@ class Record:
 
 
 CHUNK = {"cpu": 500, "cuda": 10_000}
-"""Batch sizes of evaluation: constants, so that sums do not depend on the cohort."""
+"""Batch sizes of evaluation: on a CPU sums do not depend on the cohort."""
 LARGE_INPUT_NUMEL = 1024
 """Convolutional networks evaluate inputs larger than this in smaller batches."""
 CONV_DIVISOR = {"cpu": 5, "cuda": 10}
@@ -108,7 +108,8 @@ class Evaluator:
         groups = [self._load_group(task, runs) for runs in self.cohort.groups]
         sizes = {(s.runs.stop - s.runs.start, *(len(d.y[0]) for d in s.splits.values())) for s in groups}
         masks = {None if s.mask is None else tuple(s.mask.tolist()) for s in groups}
-        if not self.at_once or len(groups) == 1 or len(sizes) > 1 or len(masks) > 1:
+        own_seen = self.cohort.challenge.seeded and self.cohort.challenge.evaluate == "seen"
+        if not self.at_once or len(groups) == 1 or len(sizes) > 1 or len(masks) > 1 or own_seen:
             return groups
         runs, names = slice(groups[0].runs.start, groups[-1].runs.stop), groups[0].splits
         splits = {k: Data(*(torch.cat([s.splits[k][i] for s in groups]) for i in range(2))) for k in names}
@@ -131,10 +132,9 @@ class Evaluator:
 
         A run that has diverged, or whose loss is no longer finite, has no accuracy: its row stays empty.
         """
-        seen = self._seen_classes(row)
         for task in range(first, self.cohort.challenge.tasks):
-            for runs, splits, mask in self._data(task):
-                masks = _scopes(mask, seen)
+            for group, (runs, splits, mask) in enumerate(self._data(task)):
+                masks = _scopes(mask, self._seen_classes(row, group))
                 for split, data in splits.items():
                     for name, values in self._split(executor, state, runs, data, masks, task).items():
                         record.arrays[f"{split}_{name}"][runs, row, task] = values
@@ -147,17 +147,16 @@ class Evaluator:
     def validation_losses(self, executor: Executor, state: State, task: int) -> Tensor:
         """Return every run's mean loss on a task's validation data, among the classes that its setting counts."""
         losses = torch.full((len(self.cohort),), torch.nan, dtype=torch.float64)
-        seen, name = self._seen_classes(task), self._validation_scope
-        for runs, splits, mask in self._data(task):
-            masks = _scopes(mask, seen)
+        name = self._validation_scope
+        for group, (runs, splits, mask) in enumerate(self._data(task)):
+            masks = _scopes(mask, self._seen_classes(task, group))
             losses[runs] = self._split(executor, state, runs, splits["validation"], masks, task)[f"{name}_loss"]
         return losses
 
     def check_validation_loss(self, task: int) -> None:
         """Raise an error if the loss has no value among the classes that count."""
-        seen = self._seen_classes(task)
-        for _, _, mask in self._data(task):
-            classes = _scopes(mask, seen)[self._validation_scope]
+        for group, (_, _, mask) in enumerate(self._data(task)):
+            classes = _scopes(mask, self._seen_classes(task, group))[self._validation_scope]
             require(
                 classes is None or self.loss.has_value_among(classes),
                 f"patience needs a loss among the classes of task {task + 1}: '{self.loss.name}' takes neither outputs "
@@ -168,10 +167,12 @@ class Evaluator:
     def _validation_scope(self) -> str:
         return "class" if self.cohort.challenge.setting == "class" else "task"
 
-    def _seen_classes(self, row: int) -> Tensor | None:
-        """Return a mask of the classes of the first `row` tasks if others do not count, otherwise None."""
-        masks = [self._data(task)[0].mask for task in range(row)]
-        if self.cohort.challenge.evaluate == "all" or any(mask is None for mask in masks):
+    def _seen_classes(self, row: int, group: int) -> Tensor | None:
+        """Return a mask of the classes of a group's first `row` tasks if others do not count, otherwise None."""
+        if self.cohort.challenge.evaluate == "all":
+            return None
+        masks = [self._data(task)[group].mask for task in range(row)]
+        if any(mask is None for mask in masks):
             return None
         none = torch.zeros(self.cohort.challenge.outputs, dtype=torch.bool, device=self.cohort.device)
         return torch.stack([none, *(mask for mask in masks if mask is not None)]).any(0)

@@ -91,9 +91,14 @@ class Executor(ABC):
             data, stream = loader.whole(group, limit), (int(loader.task), self.cohort.epochs)
             parts.append(self.over_runs(self.program.consolidate, runs, trees, data, stream=stream))
         memories, buffers = zip(*parts, strict=True)
-        if memories[0] != UNCHANGED:
-            state.memory = with_own_storage(tree.concatenate(memories))
-        copy_into_(tree.concatenate(buffers), state.buffers)
+        if any(memory != UNCHANGED for memory in memories):
+            state.memory = with_own_storage(self._concatenate(memories, state.memory))
+        copy_into_(self._concatenate(buffers, state.buffers), state.buffers)
+
+    def _concatenate(self, parts: Sequence[Any], old: Tree) -> Tree:
+        """Concatenate the trees of all groups of runs; what is unchanged is that of `old`."""
+        groups = zip(parts, self.cohort.groups, strict=True)
+        return tree.concatenate([tree.select(old, runs) if part == UNCHANGED else part for part, runs in groups])
 
     def predict(self, state: State, runs: slice, x: Tensor, task: int) -> Tensor:
         """Return logits of neighbouring runs, (runs, n, outputs), for inputs x of a task, (groups, n, ...).
@@ -121,7 +126,10 @@ class Vectorised(Executor):
     def over_runs(
         self, function: Callable[..., Any], runs: slice, trees: Sequence[Tree], *shared: Any, stream: Stream = None
     ) -> Any:
-        mapped = vmap(function, in_dims=(*(0 for _ in trees), *(None for _ in shared)))
+        def marked(*arguments: Any) -> Any:
+            return _mark_unchanged(function(*arguments), arguments)
+
+        mapped = vmap(marked, in_dims=(*(0 for _ in trees), *(None for _ in shared)))
         return mapped(*(tree.select(part, runs) for part in trees), *shared)
 
     def predict(self, state: State, runs: slice, x: Tensor, task: int) -> Tensor:
@@ -157,16 +165,29 @@ class Sequential(Executor):
     def over_runs(
         self, function: Callable[..., Any], runs: slice, trees: Sequence[Tree], *shared: Any, stream: Stream = None
     ) -> Any:
-        results = []
+        results, unchanged = [], []
         for run in range(runs.start, runs.stop):
+            arguments = [tree.select(part, run) for part in trees]
             with nullcontext() if stream is None else self._network_randomness(run, stream):
-                results.append(function(*(tree.select(part, run) for part in trees), *shared))
-        return _stack(results)
+                results.append(function(*arguments, *shared))
+            unchanged.append(_mark_unchanged(results[-1], arguments))
+        if not isinstance(results[0], tuple):
+            return _stack(results)
+        marks = zip(*unchanged, strict=True)
+        pairs = zip(zip(*results, strict=True), marks, strict=True)
+        return tuple(UNCHANGED if all(m == UNCHANGED for m in marked) else _stack(parts) for parts, marked in pairs)
 
     def _network_randomness(self, run: int, stream: tuple[str | int, ...]) -> AbstractContextManager[None]:
         """Seed torch's global generator, which an LSTM's dropout and the like draw from, for one run and epoch."""
         run_generator = generator(self.cohort.members[run].seed, "network", *stream)
         return global_generator(run_generator, self.cohort.device)
+
+
+def _mark_unchanged(result: Any, arguments: Sequence[Any]) -> Any:
+    """Replace parts of a result that are an argument itself by `UNCHANGED`: updated in place or not at all."""
+    if not isinstance(result, tuple):
+        return result
+    return tuple(UNCHANGED if any(part is argument for argument in arguments) else part for part in result)
 
 
 def _stack(results: Sequence[Any]) -> Any:

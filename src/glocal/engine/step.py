@@ -5,7 +5,8 @@ Every executor maps `step` over runs: `vmap` for a cohort, nothing for a single 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -54,15 +55,16 @@ def step(program: Program, state: State, hyper: Hyper, batch: Batch, map: Map) -
         grads = {k: used[k] if k in used else p.new_zeros(()).expand_as(p) for k, p in params.items()}
         projection = map(program.direction, in_dims=(0, 0, 0, 0, 0, BATCH_DIMS))
         direction, buffers = projection(grads, params, buffers, memory, hyper, batch)
+        unchanged = direction == UNCHANGED
         descent, state.optimizer = program.optimizer.update(
-            direction or used, state.optimizer, params, hyper["optimizer"]
+            used if unchanged else direction, state.optimizer, params, hyper["optimizer"]
         )
         apply_update(params, descent, hyper["lr"])
         aux = tree.map_tree(torch.detach, aux)
-        result = Step(batch, grads, direction or grads, params, aux, descent, hyper["lr"])
+        result = Step(batch, grads, grads if unchanged else direction, params, aux, descent, hyper["lr"])
         memory = map(program.observe, in_dims=(0, 0, STEP_DIMS))(memory, hyper, result)
         if memory != UNCHANGED:
-            state.memory = unshare(memory, batch)
+            state.memory = unshare(memory, [*params.values(), *tree.flatten(state.optimizer).values(), *batch])
         state.buffers = {k: b.detach() for k, b in buffers.items()}
     return losses.detach()
 
@@ -97,8 +99,9 @@ class Program:
     def before_epoch(
         self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, epoch: int, epochs: int
     ) -> tuple[Any, Any]:
-        new = self._algorithm_of(hyper).before_epoch(self.model.bind(buffers), params, memory, epoch, epochs)
-        return changed(new[0], params), changed(new[1], memory)
+        model = self.model.bind(buffers)
+        params, memory = self._algorithm_of(hyper).before_epoch(model, params, memory, epoch, epochs)
+        return params, memory
 
     def prepare(self, x: Tensor, key: Tensor) -> Tensor:
         return self.model.bind({}, key=key).prepare(x)
@@ -119,16 +122,20 @@ class Program:
         self, grads: Params, params: Params, buffers: Params, memory: Memory, hyper: Hyper, batch: Batch
     ) -> tuple[Any, Params]:
         model = self.model.bind(buffers, key=batch.key, purpose="direction", statistics="kept")
-        return changed(self._algorithm_of(hyper).direction(model, grads, params, memory, batch), grads), model.buffers
+        new = self._algorithm_of(hyper).direction(model, grads, params, memory, batch)
+        missing = ", ".join(grads.keys() - new.keys())
+        require(not missing, f"{self.algorithm.name}.direction must return all parameters; {missing} is missing.")
+        return changed(new, grads), model.buffers
 
     def observe(self, memory: Memory, hyper: Hyper, step: Step) -> Any:
-        new = self._changed_memory("observe", self._algorithm_of(hyper).observe(memory, step), memory)
-        if new is not UNCHANGED:
+        new = self._algorithm_of(hyper).observe(memory, step)
+        self._check_memory("observe", new, memory)
+        if new is not memory:
             sizes, old = ({k: tuple(v.shape) for k, v in tree.flatten(m).items()} for m in (new, memory))
             other = [f"'{k}' from {old.get(k)} to {sizes.get(k)}" for k in old | sizes if old.get(k) != sizes.get(k)]
             changes = f"{self.algorithm.name}.observe changes the shapes of the memory: {', '.join(other)}"
             require(not other, f"{changes}. Only consolidate may; give it its final shape in init.")
-        return new
+        return changed(new, memory)
 
     def consolidate(
         self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, random: Params, data: Batch
@@ -136,23 +143,23 @@ class Program:
         model = self.model.bind(buffers, key=random["key"], statistics="kept")
         data = data._replace(**random).with_inputs(model.transform.normalize(data.x))
         new = self._algorithm_of(hyper).consolidate(model, params, memory, data)
-        return self._changed_memory("consolidate", new, memory), model.buffers
+        self._check_memory("consolidate", new, memory)
+        return new, model.buffers
 
     def predict(self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, x: Tensor, task: int) -> Tensor:
         model = self.model.bind(buffers, training=False)
         return self._algorithm_of(hyper).predict(model, params, memory, model.prepare(x), task)
 
-    def _changed_memory(self, method: str, new: Any, old: Memory) -> Any:
+    def _check_memory(self, method: str, new: Any, old: Memory) -> None:
         if new is not old:
             check_memory(new, f"{self.algorithm.name}.{method}")
-        return changed(new, old)
 
     def _algorithm_of(self, hyper: Hyper) -> Algorithm:
         """Return the algorithm with this run's hyperparameters, now tensors, in its float fields."""
         if not hyper["algorithm"]:
             return self.algorithm
-        bound = object.__new__(type(self.algorithm))
-        bound.__dict__.update(self.algorithm.__dict__ | hyper["algorithm"])
+        bound = copy(self.algorithm)
+        vars(bound).update(hyper["algorithm"])
         return bound
 
 
@@ -161,12 +168,15 @@ def changed(new: Any, old: Any) -> Any:
     return UNCHANGED if new is old else new
 
 
-def unshare(memory: Tree, batch: Batch) -> Tree:
-    """Clone leaves that do not own their memory: `vmap` returns a constant as one tensor expanded over the runs."""
-    batch_pointers = {t.data_ptr() for t in (batch.task, batch.progress, batch.key, batch.lr) if t is not None}
+def unshare(memory: Tree, reused: Iterable[Tensor | None]) -> Tree:
+    """Clone leaves that do not own their memory.
+
+    Such are parts of `reused`, which later steps overwrite, and constants, which `vmap` expands over the runs.
+    """
+    storages = {t.untyped_storage().data_ptr() for t in reused if t is not None}
 
     def unshare_leaf(leaf: Tensor) -> Tensor:
-        shared = leaf.dim() > 0 and leaf.shape[0] > 1 and leaf.stride(0) == 0
-        return leaf.clone() if shared or leaf.data_ptr() in batch_pointers else leaf
+        expanded = leaf.dim() > 0 and leaf.shape[0] > 1 and leaf.stride(0) == 0
+        return leaf.clone() if expanded or leaf.untyped_storage().data_ptr() in storages else leaf
 
     return tree.map_tree(unshare_leaf, memory)

@@ -169,6 +169,8 @@ def prepare(
     require_count(len(chosen_algorithms) * len(chosen_optimizers) * len(lrs) * len(seeds))
     for algorithm, chosen_optimizer in itertools.product(chosen_algorithms, chosen_optimizers):
         resolve.check_setting(algorithm.value, resolved.value)
+        early = f"{resolve.name_of(algorithm.value)} needs all epochs of a task: leave patience out."
+        require(chosen.patience is None or not algorithm.value.needs_all_epochs, early)
         resolve.check_optimizer(algorithm.value, chosen_optimizer.value)
         parts: dict[str, Any] = {"algorithm": algorithm.config, "optimizer": chosen_optimizer.config or None}
         for seed, lr in itertools.product(seeds, lrs):
