@@ -56,10 +56,18 @@ def test_squared_error_is_half_of_torchs_sum(outputs: Tensor) -> None:
 
 @QUICK
 @given(rows_of_outputs())
-def test_binary_cross_entropy_is_torchs_sum(outputs: Tensor) -> None:
+def test_binary_cross_entropy_is_that_of_the_sigmoids(outputs: Tensor) -> None:
     y = torch.linspace(0, 1, outputs.numel(), dtype=outputs.dtype).view_as(outputs)
-    expected = functional.binary_cross_entropy_with_logits(outputs, y, reduction="none").sum(1)
+    right, wrong = (torch.from_numpy(np.logaddexp(0, sign * outputs.numpy())) for sign in (-1, 1))
+    expected = (y * right + (1 - y) * wrong).sum(1)
     torch.testing.assert_close(BINARY.per_sample(outputs, y), expected, atol=1e-12, rtol=1e-12)
+
+
+def test_binary_cross_entropy_of_confident_outputs_is_exact_in_single_precision() -> None:
+    outputs = torch.tensor([[5.0], [10.0], [15.0], [50.0]])
+    expected = np.log1p(np.exp(-outputs.double().numpy()))[:, 0]
+    np.testing.assert_allclose(BINARY.per_sample(outputs, torch.ones(4, 1)), expected, rtol=1e-6)
+    np.testing.assert_allclose(BINARY.per_sample(-outputs, torch.zeros(4, 1)), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("loss", losses.LOSSES.values(), ids=losses.LOSSES)

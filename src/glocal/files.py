@@ -254,11 +254,11 @@ def remove_directory(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove directories that `new_directory` left behind when its process was killed, after a day."""
+    """Remove what `new_directory` and `replacing` left behind when their process was killed, after a day."""
     for part in folder.glob(".*-*"):
         with suppress(OSError):
             if time.time() - part.stat().st_mtime > 86_400:
-                shutil.rmtree(part)
+                shutil.rmtree(part) if part.is_dir() else part.unlink()
 
 
 def _temporary(path: Path) -> Path:

@@ -119,7 +119,7 @@ class BinaryCrossEntropy(Loss):
 
     def per_sample(self, outputs: Tensor, y: Tensor) -> Tensor:
         _require_same_shape(self.name, outputs, y)
-        return (softplus(outputs) - y * outputs).sum(-1)
+        return (y * softplus(-outputs) + (1 - y) * softplus(outputs)).sum(-1)  # without cancellation
 
     def output_gradient(self, outputs: Tensor, y: Tensor) -> Tensor:
         _require_same_shape(self.name, outputs, y)

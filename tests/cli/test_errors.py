@@ -70,6 +70,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
         lambda p: ["sweep", "rotated-digits", "--algorithms", "er", "--trials", "3"],
         ["--trials needs a sampler", "--sampler tpe"],
     ),
+    "sampler on all devices": (lambda p: [*SAMPLE, "--device", "all"], ["a sampler trains in this process", "device"]),
     "sampler without validation data": (
         lambda p: [*SAMPLE, "--lrs", "1e-3..1"],
         ["all-validation needs validation data", "--validation 0.1", "oracle-test"],

@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -114,6 +115,18 @@ def test_a_store_whose_creation_was_interrupted_can_be_used(left: list[str], tmp
     for name in left:
         (store / name).touch() if name.startswith(".") else (store / name).mkdir()
     assert_equal(sweep(store, [0.1]), glocal.load(store))
+
+
+def test_files_of_killed_processes_are_removed_after_a_day(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "s")
+    (store.path / "plans").mkdir()
+    folders = [store.path, store.runs_path, store.cohorts_path, store.path / "plans"]
+    for folder in folders:
+        for name, age in ((".old-12345678", 90_000), (".new-12345678", 3_000)):
+            (folder / name).write_text("half")
+            os.utime(folder / name, (time.time() - age,) * 2)
+    Store.create(store.path)
+    assert [sorted(p.name for p in folder.glob(".*-1*")) for folder in folders] == [[".new-12345678"]] * 4
 
 
 @pytest.mark.parametrize("occupied", ["runs", "notes.txt"])

@@ -137,7 +137,7 @@ def test_diverged_runs_are_named_and_have_no_numbers() -> None:
     (run,) = [r for r in data["runs"] if data["groups"][r["group"]]["lr"] == 0.5]
     assert run["metric"] is run["forgetting"] is run["matrix"][1][0] is None
     assert text == render_page([content(runs)])
-    assert "diverged at step 7" in text and "9 finished, 1 diverged" in text
+    assert "diverged by step 7" in text and "9 finished, 1 diverged" in text
 
 
 def test_curves_go_on_where_a_seed_stopped_early_and_seeds_are_whole() -> None:

@@ -330,7 +330,7 @@ def test_matrix_of_one_run() -> None:
     text = summary.matrix_table(fake_run("er", learnt=0.9, lost=0.2)).markdown()
     assert "| `1` | **90.0** | 20.0 | 20.0 |" in text and "| `3` | 70.0 | 80.0 | **90.0** |" in text
     assert "Average accuracy 80.00; forgetting, over all tasks but the last, 15.00." in text
-    assert "diverged at step 7" in summary.matrix_table(fake_run(diverged=7)).markdown()
+    assert "diverged by step 7" in summary.matrix_table(fake_run(diverged=7)).markdown()
     assert len(summary.matrix_table(fake_run(tasks=20)).columns) == summary.MAX_MATRIX_TASKS
 
 

@@ -71,6 +71,13 @@ def test_what_was_stopped_goes_on_with_the_same_trials(whole: Runs, tmp_path: Pa
     train(tmp_path, progress=Interrupt(0))  # nothing is left to train
 
 
+def test_only_what_is_sampled_is_trained_however_much_at_a_time(tmp_path: Path) -> None:
+    """With every combination of 48 configurations it would be too many runs."""
+    runs = train(tmp_path / "store", trials=48, parallel=48, seeds=[1], track=f"tensorboard:{tmp_path / 'logs'}")
+    assert len(runs) == 48
+    assert len([*(tmp_path / "logs").rglob("events*")]) == 48
+
+
 def test_more_trials_begin_with_the_same(whole: Runs, tmp_path: Path) -> None:
     assert trials_of(train(tmp_path, trials=6)) == trials_of(whole)[:12]
 

@@ -143,7 +143,7 @@ class Sweep(SweepFile):
         message = f"--on {self.training.on} trains now, and --plan only writes the sweep: leave one of them out."
         require(self.training.on == "here", message)
 
-        plan, _ = write_plan(**self.arguments())
+        plan, _ = write_plan(**self.arguments() | {"device": "cpu"})  # workers choose their own
         flags = ["--code", *plan.code] if plan.code else []
         flags += ["--device", self.training.device] if self.training.device != "auto" else []
         flags += ["--track", self.training.track] if self.training.track is not None else []

@@ -113,7 +113,7 @@ def bytes_per_run(cohort: Cohort) -> int:
         return saved
 
     shared = {p.untyped_storage().data_ptr() for p in executor.program.model.frozen.values()}
-    # Of two runs: twice the size of one, as a step holds them before and after.
+    # Two runs, because a step holds the buffers before and after it.
     _, buffers = cohort.only([cohort.members[0], cohort.members[-1]]).initial()
     before = tree.nbytes(state.memory)
 
@@ -140,7 +140,8 @@ def largest_cohort(cohort: Cohort, budget: int | None = None) -> int:
     available = int(FREE_MEMORY_FRACTION * free_bytes(cohort.device)) if budget is None else budget
     # The runs of a group share data: the current task, and the evaluation data of all tasks.
     task = cohort.challenge.task(0, cohort.members[0].seed)
-    eval_examples = min(cohort.train_eval, len(task.train.y)) + len(task.test.y)
+    eval_examples = min(cohort.train_eval, len(task.train.y))
+    eval_examples += sum(len(data.y) for name, data in task.splits.items() if name != "train")
     example_bytes = task.train.x[:1].nbytes + task.train.y[:1].nbytes
     data_bytes = example_bytes * (len(task.train.y) + cohort.challenge.tasks * eval_examples)
     available -= tree.nbytes(cohort.model(vectorised=False).frozen)

@@ -43,7 +43,7 @@ class Run:
             yet), four more with validation data (`VALIDATION_MEASURES`), 'distance_from_init' and 'update_norm' (T,),
             'epoch_loss' (T, epochs), 'memory_bytes' (T,).
         info: 'label' (the algorithm and, unless it is plain SGD, the optimiser, with the options that are not
-            defaults), 'locality', 'setting', 'diverged' (the step whose objective was not finite, or None), 'steps',
+            defaults), 'locality', 'setting', 'diverged' (the step by which a value was not finite, or None), 'steps',
             'cost', 'versions', 'notes', 'finished' (when).
     """
 
@@ -113,7 +113,7 @@ class Run:
     def diverged(self) -> str | None:
         """When and how the run diverged, or None. Diverged runs are left out of means."""
         if self.info["diverged"] is not None:
-            return f"at step {self.info['diverged']}: its objective was not finite"
+            return f"by step {self.info['diverged']}: its objective, parameters or losses were not finite"
         task = exploded_task(self)
         return None if task is None else f"in task {task}: its parameters exploded, though they stayed finite"
 

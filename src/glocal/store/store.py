@@ -86,6 +86,7 @@ class Store:
                 files.write_json(store.path / MARKER, {"format": FORMAT})
             for folder in (store.runs_path, store.cohorts_path):
                 folder.mkdir(exist_ok=True)
+            for folder in (store.path, store.runs_path, store.cohorts_path, store.path / "plans"):
                 files.remove_leftovers(folder)
             for folder in (store.path, store.path.parent) if new else ():
                 files.sync_folder(folder)

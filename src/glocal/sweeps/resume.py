@@ -48,6 +48,7 @@ POLL_SECONDS = 0.5
 MAX_KILLS = 2
 """A cohort is halved if so many processes were killed, one after the other, before they finished a task of it."""
 RESUMED = "not monitored: resumed from a checkpoint; `glocal lens STORE/runs/HASH --retrace epochs` measures all of it"
+CONTINUED = "not monitored: another run trained its first tasks"
 
 
 class ProgressReporter:
@@ -314,7 +315,7 @@ class Group:
 
     @cached_property
     def cohorts(self) -> list[list[str]]:
-        """The group in cohorts that fit into memory. Every process cuts it in the same way, whatever is finished."""
+        """The group in cohorts that fit into memory: with equal memory the same ones, whatever is finished."""
         options, runs = self.context.options, len(self.requests)
         parts = min(runs, max(self.parts, math.ceil(runs / (options.cohort_size or runs))))
         if parts < runs:
@@ -361,6 +362,8 @@ def train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, RunR
     if not missing:
         return claim.finish()
     indices = [i for i, hash in enumerate(claim.hashes) if hash in requests and (claim.parameters or hash in missing)]
+    if not indices:  # another process has just written them
+        return None
     members = [requests[claim.hashes[i]] for i in indices]
     complete = len(indices) == len(claim.hashes)
     cohort = _cohort(context, members)
@@ -404,7 +407,8 @@ def train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, RunR
             config, parent = members[i].config, members[i].parent
             arrays = {name: array[i] for name, array in last.record.arrays.items()}
             run_notes = notes if parent is None else [*notes, parent_note(parent)]
-            info = _run_info(cohort, last, i) | _monitor_info(context.options, monitor, run_notes, i)
+            unmonitored = RESUMED if parent is None else CONTINUED
+            info = _run_info(cohort, last, i) | _monitor_info(context.options, monitor, run_notes, i, unmonitored)
             state = None
             if "state" in kept_files:
                 state = tree.flatten(tree.select(last.state.as_tree(), i))
@@ -442,13 +446,13 @@ def _make_monitor(context: SweepContext, cohort: Cohort) -> TrainingMonitor | No
 
 
 def _monitor_info(
-    options: SweepOptions, monitor: TrainingMonitor | None, notes: list[str], index: int
+    options: SweepOptions, monitor: TrainingMonitor | None, notes: list[str], index: int, unmonitored: str
 ) -> dict[str, Any]:
     """Return the run's notes, and the monitor's measurements if there are any."""
     if options.monitor is None:
         return {"notes": notes}
     if monitor is None:
-        return {"notes": [*notes, RESUMED]}
+        return {"notes": [*notes, unmonitored]}
     outcome, measurements = monitor.summary(index)
     by = f" by {options.monitor_by}" if options.monitor_by else ""
     note = f"monitored with ε = {options.monitor:g}{by}: {outcome}"

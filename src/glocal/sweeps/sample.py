@@ -20,7 +20,8 @@ from glocal.store.run import Run, Runs
 from glocal.sweeps import resolve
 from glocal.sweeps.options import convert, parse_range
 from glocal.sweeps.resume import ProgressReporter, train_missing
-from glocal.sweeps.sweep import pairs, prepare
+from glocal.sweeps.sweep import check_options, pairs, prepare_configurations
+from glocal.track.tracking import tracking
 
 Spec: TypeAlias = tuple[Any, Mapping[str, Any] | None]
 Configuration: TypeAlias = tuple[Spec, Spec, float]  # algorithm and optimiser with options, learning rate
@@ -63,21 +64,25 @@ def sample(
         raise GlocalError(f"the sampler {sampler} needs optuna: pip install 'glocal[optuna]'.") from error
     require_known("sampler", sampler, ("random", "tpe"))
     require(min(trials, parallel) > 0, f"trials = {trials}, parallel = {parallel} were given; both must be positive.")
-    hint = "a sampler trains in this process: leave on and workers out. For several GPUs, start this command on each."
-    require(options.get("on", "here") == "here" and options.get("workers") is None, hint)
+    chosen = check_options(options)
+    hint = "a sampler trains in this process: leave on, workers and device='all' out. For several GPUs, start this "
+    here = chosen.on == "here" and chosen.workers is None and chosen.device != "all"
+    require(here, f"{hint}command on each.")
     runs, lrs, seeds = dict[Any, Run](), list(lrs), list(seeds)
-    for algorithm, optimizer_spec in itertools.product(pairs(algorithms), pairs(optimizer)):
-        space, study = _space(algorithm, optimizer_spec, lrs), _study(sampler)
-        for start in range(0, trials, parallel):
-            batch = [study.ask(space) for _ in range(min(parallel, trials - start))]
-            configs = [_configuration(algorithm, optimizer_spec, trial) for trial in batch]
-            for trial, group in zip(batch, _train(challenge, configs, seeds, protocol, progress, options), strict=True):
-                values = [criterion(run, protocol) for run in group]
-                if np.isfinite(values).all():
-                    study.tell(trial, float(np.mean(values)))
-                else:
-                    study.tell(trial, state=optuna.trial.TrialState.PRUNED)  # which TPE ranks last
-                runs |= {run.path: run for run in group}
+    with GLOBAL_STATE, tracking(chosen.track, chosen.store) as track:
+        for algorithm, optimizer_spec in itertools.product(pairs(algorithms), pairs(optimizer)):
+            space, study = _space(algorithm, optimizer_spec, lrs), _study(sampler)
+            for start in range(0, trials, parallel):
+                batch = [study.ask(space) for _ in range(min(parallel, trials - start))]
+                configs = [_configuration(algorithm, optimizer_spec, trial) for trial in batch]
+                trained = _train(challenge, configs, seeds, protocol, progress, track, options)
+                for trial, group in zip(batch, trained, strict=True):
+                    values = [criterion(run, protocol) for run in group]
+                    if np.isfinite(values).all():
+                        study.tell(trial, float(np.mean(values)))
+                    else:
+                        study.tell(trial, state=optuna.trial.TrialState.PRUNED)  # which TPE ranks last
+                    runs |= {run.path: run for run in group}
     return Runs(runs.values())
 
 
@@ -133,18 +138,18 @@ def _train(
     seeds: Iterable[int],
     protocol: str,
     progress: Any,
+    track: Any,
     options: Any,
 ) -> list[list[Run]]:
     """Train configurations together, and return the runs of each."""
-    algorithms, optimizers, lrs = (list(part) for part in zip(*configurations, strict=True))
-    with GLOBAL_STATE:
-        job = prepare(challenge, algorithms, lrs, seeds, optimizer=optimizers, **options)  # every combination of parts
-        job_challenge = job.context.cohort.challenge
-        check_protocol(protocol, job_challenge.validation is not None, job_challenge.tasks, job_challenge.name)
-        combinations = [(resolve.algorithm(*a).value, resolve.optimizer(*o).value, lr) for a, o, lr in configurations]
-        members = {hash: request.member for hash, request in job.requests.items()}
-        parts = {hash: (m.algorithm, m.optimizer, m.lr) for hash, m in members.items()}
-        job.requests = {hash: request for hash, request in job.requests.items() if parts[hash] in combinations}
-        job.context.progress = progress or ProgressReporter()
-        runs = dict(zip(job.requests, train_missing(job), strict=True))
-    return [[run for hash, run in runs.items() if parts[hash] == one] for one in combinations]
+    job = prepare_configurations(challenge, [(a, o, [lr]) for a, o, lr in configurations], seeds, **options)
+    job_challenge = job.context.cohort.challenge
+    check_protocol(protocol, job_challenge.validation is not None, job_challenge.tasks, job_challenge.name)
+    job.context.progress, job.context.track = progress or ProgressReporter(), track
+    runs = train_missing(job)
+    for run in runs if track is not None else []:
+        track(run, run.tasks)
+    members = [request.member for request in job.requests.values()]
+    parts = [(m.algorithm, m.optimizer, m.lr) for m in members]
+    wanted = [(resolve.algorithm(*a).value, resolve.optimizer(*o).value, lr) for a, o, lr in configurations]
+    return [[run for run, part in zip(runs, parts, strict=True) if part == one] for one in wanted]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -81,7 +81,7 @@ def sweep(
     from glocal.sweeps.plan import write_plan
     from glocal.track.tracking import tracking
 
-    chosen = _check(options)
+    chosen = check_options(options)
     this_machine = chosen.on == "here"
     devices = (
         worker_devices(chosen.device, chosen.workers)
@@ -132,7 +132,16 @@ def prepare(
     **options: Any,
 ) -> Job:
     """Return the runs that the arguments of `sweep` ask for, ready to be trained."""
-    chosen = _check(options)
+    lrs, parts = _distinct("lrs", lrs, float), list(itertools.product(pairs(algorithms), pairs(optimizer)))
+    require(bool(parts), "a sweep needs at least one algorithm and one optimizer.")
+    return prepare_configurations(challenge, [(*part, lrs) for part in parts], seeds, **options)
+
+
+def prepare_configurations(
+    challenge: str | Challenge, configurations: Sequence[tuple[Any, Any, list[float]]], seeds: Any, **options: Any
+) -> Job:
+    """Return the runs of some configurations: pairs of an algorithm and of an optimiser, with learning rates."""
+    chosen = check_options(options)
     default = torch.get_default_dtype()
     remedy = "call torch.set_default_dtype(torch.float32) before"
     require(default == torch.float32, f"torch makes tensors of {default} by default; runs need float32: {remedy}.")
@@ -156,18 +165,17 @@ def prepare(
     )
     require(chosen.horizon is None or chosen.horizon >= resolved.value.tasks, horizon_message)
     device = resolve.choose_device(chosen.device)
-    lrs, seeds = _distinct("lrs", lrs, float), _distinct("seeds", seeds, int)
-    require_count(len(lrs) * len(seeds))
-    require(min(lrs) > 0, f"lr = {min(lrs)} was given; it must be positive.")
+    seeds = _distinct("seeds", seeds, int)
+    require_count(len(seeds) * sum(len(lrs) for *_, lrs in configurations))
+    lowest = min(lr for *_, lrs in configurations for lr in lrs)
+    require(lowest > 0, f"lr = {lowest} was given; it must be positive.")
     require(min(seeds) >= 0, f"seed = {min(seeds)} was given; it must be at least 0.")
     parents = None
     if chosen.after is not None:
         parents = Parents(Store.open(chosen.after), resolved.value, chosen.kept, Store(chosen.store))
     requests: dict[str, RunRequest] = {}
-    chosen_algorithms = [resolve.algorithm(*entry) for entry in pairs(algorithms)]
-    chosen_optimizers = [resolve.optimizer(*entry) for entry in pairs(optimizer)]
-    require_count(len(chosen_algorithms) * len(chosen_optimizers) * len(lrs) * len(seeds))
-    for algorithm, chosen_optimizer in itertools.product(chosen_algorithms, chosen_optimizers):
+    for algorithm_pair, optimizer_pair, lrs in configurations:
+        algorithm, chosen_optimizer = resolve.algorithm(*algorithm_pair), resolve.optimizer(*optimizer_pair)
         resolve.check_setting(algorithm.value, resolved.value)
         early = f"{resolve.name_of(algorithm.value)} needs all epochs of a task: leave patience out."
         require(chosen.patience is None or not algorithm.value.needs_all_epochs, early)
@@ -179,13 +187,13 @@ def prepare(
             requests[config.hash] = RunRequest(
                 config, Member(seed, lr, algorithm.value, chosen_optimizer.value), parent
             )
-    require(bool(requests), "a sweep needs at least one algorithm and one optimizer.")
     cohort = Cohort(resolved.value, network.value, (), device=device, **shared)
     notes = [network.note] if network.note else []
     return Job(SweepContext(cohort, chosen, Store.create(chosen.store), notes), requests)
 
 
-def _check(options: Mapping[str, Any]) -> SweepOptions:
+def check_options(options: Mapping[str, Any]) -> SweepOptions:
+    """Return the options of a sweep, checked."""
     for option in options:
         require_option("option of a sweep", option, ["optimizer", *(field.name for field in fields(SweepOptions))])
     return SweepOptions(**options)
