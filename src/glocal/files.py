@@ -68,7 +68,7 @@ def write_json(path: Path, value: object) -> str:
     content = (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
     with replacing(path) as part:
         part.write_bytes(content)
-    return _checksum(content)
+    return short_hash(content)
 
 
 def read_text(path: Path) -> str:
@@ -90,7 +90,7 @@ def _read(path: Path) -> bytes:
 def read_json(path: Path, checksum: str | None = None) -> Any:
     """Read a JSON file; raise ValueError if it is not the one with this checksum."""
     content = _read(path)
-    if checksum not in (None, _checksum(content)):
+    if checksum not in (None, short_hash(content)):
         raise ValueError(f"{path.name} does not agree with its checksum")
     try:
         return parse_json(content)
@@ -131,8 +131,8 @@ def _write_tensors(
     path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None, save: Callable[..., None]
 ) -> None:
     header = {**(metadata or {}), "order": json.dumps(list(tensors))}
-    header[CHECKSUMS] = json.dumps([_tensor_checksum(t) for t in tensors.values()])
-    header[CHECKSUM] = _checksum(json.dumps(header, sort_keys=True).encode())
+    header[CHECKSUMS] = json.dumps([_tensorshort_hash(t) for t in tensors.values()])
+    header[CHECKSUM] = short_hash(json.dumps(header, sort_keys=True).encode())
     with replacing(path) as part:
         part.touch()
         mode = part.stat().st_mode  # what the umask allows; safetensors makes files that others cannot read
@@ -174,7 +174,7 @@ def _check_tensors(
 ) -> dict[str, str]:
     """Check tensors and metadata against their checksums, and return the other metadata."""
     for name, checksum in _pop_checksums(metadata, names, path).items():
-        if name in tensors and _tensor_checksum(tensors[name]) != checksum:
+        if name in tensors and _tensorshort_hash(tensors[name]) != checksum:
             raise ValueError(f"{name} in {path.name} does not agree with its checksum")
     return metadata
 
@@ -195,12 +195,12 @@ def _pop_checksums(metadata: dict[str, str], names: list[str], path: Path) -> di
     """Take the checksums out of the metadata, check that of the metadata, and return those of the tensors."""
     if not metadata.keys() & {CHECKSUMS, CHECKSUM}:
         return {}
-    if metadata.pop(CHECKSUM, "") != _checksum(json.dumps(metadata, sort_keys=True).encode()):
+    if metadata.pop(CHECKSUM, "") != short_hash(json.dumps(metadata, sort_keys=True).encode()):
         raise ValueError(f"the metadata of {path.name} do not agree with their checksum")
     return dict(zip(names, json.loads(metadata.pop(CHECKSUMS)), strict=True))
 
 
-def _tensor_checksum(tensor: Tensor | np.ndarray) -> str:
+def _tensorshort_hash(tensor: Tensor | np.ndarray) -> str:
     content: Any
     if isinstance(tensor, np.ndarray):
         kind, content = _torch_name(tensor.dtype), tensor.tobytes()
@@ -208,7 +208,7 @@ def _tensor_checksum(tensor: Tensor | np.ndarray) -> str:
         import torch
 
         kind, content = str(tensor.dtype), tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return _checksum(f"{kind} {tuple(tensor.shape)}".encode(), content)
+    return short_hash(f"{kind} {tuple(tensor.shape)}".encode(), content)
 
 
 @cache
@@ -216,7 +216,8 @@ def _torch_name(kind: np.dtype) -> str:
     return f"torch.{kind}"
 
 
-def _checksum(*parts: Any) -> str:
+def short_hash(*parts: Any) -> str:
+    """Return the first 16 hexadecimal digits of the SHA-256 of bytes, one part after the other."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)

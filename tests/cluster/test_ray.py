@@ -22,8 +22,8 @@ import glocal
 from glocal.cluster.ray import MAX_TASKS_PER_GPU, divide, train_cohort
 from glocal.engine.memory_budget import FREE_MEMORY_FRACTION
 from glocal.store.store import Store
+from glocal.sweeps.context import ProgressReporter
 from glocal.sweeps.plan import write_plan
-from glocal.sweeps.resume import ProgressReporter
 from glocal.sweeps.sweep import prepare
 
 SMALL: dict[str, Any] = {"challenge": f"{small_challenge.__file__}:make", "network": f"{linear.__file__}:make"}

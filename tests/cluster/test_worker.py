@@ -25,9 +25,9 @@ from glocal.cluster.status import Status, read_status
 from glocal.cluster.worker import Stop, work, worker_devices
 from glocal.engine import loop
 from glocal.store.store import Store
+from glocal.sweeps.context import ProgressReporter
 from glocal.sweeps.options import parse_time
 from glocal.sweeps.plan import read_plans, write_plan
-from glocal.sweeps.resume import ProgressReporter
 from glocal.sweeps.sweep import prepare
 
 QUICK: dict[str, Any] = {"tasks": 2, "epochs": 1, "batch_size": 500}

@@ -19,7 +19,7 @@ from glocal.paper import STUDIES, results, table1
 from glocal.paper.table1 import COLUMNS
 from glocal.store.run import Runs
 from glocal.store.store import load
-from glocal.sweeps import resume
+from glocal.sweeps import train_claim
 
 SMALL = ["--demo", "--tasks", "2", "--epochs", "1", "--seeds", "11"]
 RATES = ["0.02", "0.05", "0.2", "0.5"]
@@ -42,7 +42,7 @@ def test_what_is_finished_is_not_trained_again(
     finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert len(load(finished / "store")) == 2 * 4
-    monkeypatch.setattr(resume, "train", no_training)
+    monkeypatch.setattr(train_claim, "train", no_training)
     assert main([*TABLE, "--lrs", *RATES, "--store", str(finished / "store"), "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {(row["algorithm"], row["lr"]) for row in rows["cells"]} == {
@@ -60,7 +60,7 @@ def test_one_task_has_nothing_to_forget_and_no_figure_of_it(tmp_path: Path) -> N
 
 def test_a_part_belongs_to_the_whole(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer rates and rows, or the figure of the same runs, take them from the store."""
-    monkeypatch.setattr(resume, "train", no_training)
+    monkeypatch.setattr(train_claim, "train", no_training)
     part = ["--algorithms", "er", "--lrs", "0.2", "--store", str(finished / "store")]
     assert main(["paper", "table1", *SMALL, *part]) == 0
     picture = finished / "new" / "distance.png"

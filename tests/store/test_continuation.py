@@ -20,7 +20,7 @@ from glocal.errors import GlocalError
 from glocal.lens.record import open_run
 from glocal.store.run import Run
 from glocal.store.store import Store
-from glocal.sweeps import resume
+from glocal.sweeps import train_claim
 
 SHAPE = (2, 4, 4)
 CLASSES = 3
@@ -173,7 +173,7 @@ def test_again_and_again_with_parameters_and_augmentation(tmp_path: Path) -> Non
 def test_interrupted_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own: Any = {"algorithms": [("er", {"slots": 20})], "seeds": (1, 2), "keep_parameters": True}
     train(2, store=tmp_path, keep_state=True, **own)
-    trained, stopped = resume.train, []
+    trained, stopped = train_claim.train, []
 
     def stop_after(count: int) -> Any:
         def interrupted(*args: Any) -> Any:
@@ -186,10 +186,10 @@ def test_interrupted_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return interrupted
 
     for count in (0, 0, 1):  # before the third task, after it, and in the fifth
-        monkeypatch.setattr(resume, "train", stop_after(count))
+        monkeypatch.setattr(train_claim, "train", stop_after(count))
         with pytest.raises(KeyboardInterrupt):
             train(5, store=tmp_path, after=tmp_path, **own)
-    monkeypatch.setattr(resume, "train", trained)
+    monkeypatch.setattr(train_claim, "train", trained)
     children = train(5, store=tmp_path, after=tmp_path, **own)
     assert stopped == [2, 3, 5]
     for child, whole in zip(children, train(5, store=tmp_path / "whole", **own), strict=True):

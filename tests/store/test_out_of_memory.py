@@ -28,7 +28,7 @@ from glocal.engine.memory_budget import cgroup_free_bytes, free_bytes, is_out_of
 from glocal.errors import GlocalError, GlocalWarning
 from glocal.networks import mlp
 from glocal.networks.model import Model
-from glocal.sweeps import resume
+from glocal.sweeps import train_claim
 from glocal.sweeps.sweep import prepare
 from glocal.tree import Params
 
@@ -63,7 +63,7 @@ ERRORS = [no_memory_on_a_gpu, no_memory_on_a_cpu, no_memory_in_python]
 
 def fail_above(runs: int, task: int | None, error: Callable[[], None], begun: list[tuple[int, int]]) -> Any:
     """Fail at once (None), or after a task, if a cohort is larger than this; note the sizes and starts of all."""
-    train = resume.train
+    train = train_claim.train
 
     def limited(cohort: Cohort, begin: Any, *args: Any) -> Iterator[Any]:
         begun.append((len(cohort), 0 if begin is None else begin.finished))
@@ -84,7 +84,7 @@ def test_halves_go_on_from_the_checkpoint(
     wanted: Any = (noise(), [("er", {"slots": 20})], [0.1, 0.2], [1, 2, 3])
     whole = glocal.sweep(*wanted, store=tmp_path / "whole", keep_parameters=True, **QUICK)
     begun: list[tuple[int, int]] = []
-    monkeypatch.setattr(resume, "train", fail_above(2, task, error, begun))
+    monkeypatch.setattr(train_claim, "train", fail_above(2, task, error, begun))
     with pytest.warns(GlocalWarning, match="did not fit into memory") as warned:
         halved = glocal.sweep(*wanted, store=tmp_path / "halved", keep_parameters=True, **QUICK)
     again = [(2, 0), (2, 0), (1, 0), (1, 0)] if task is None else []
@@ -142,10 +142,10 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 import glocal
-from glocal.sweeps import resume
+from glocal.sweeps import train_claim
 from test_out_of_memory import QUICK, fail_above, noise
 
-resume.train = fail_above(2, None, lambda: os.kill(os.getpid(), signal.SIGKILL), [])
+train_claim.train = fail_above(2, None, lambda: os.kill(os.getpid(), signal.SIGKILL), [])
 glocal.sweep(noise(), ["sgd"], [0.1, 0.2], [1, 2], store=sys.argv[2], **QUICK)
 """
 
@@ -183,14 +183,14 @@ def test_a_failed_cohort_frees_its_memory(tmp_path: Path) -> None:
 
 def test_a_run_that_does_not_fit_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It fails with one sentence, and the others are trained."""
-    train = resume.train
+    train = train_claim.train
 
     def limited(cohort: Cohort, *args: Any) -> Iterator[Any]:
         if any(member.lr == 0.2 for member in cohort.members):
             no_memory_on_a_cpu()
         yield from train(cohort, *args)
 
-    monkeypatch.setattr(resume, "train", limited)
+    monkeypatch.setattr(train_claim, "train", limited)
     with (
         pytest.warns(GlocalWarning),
         pytest.raises(GlocalError, match=r"one run of sgd on noise does not fit"),

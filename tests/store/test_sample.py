@@ -15,8 +15,8 @@ from glocal.engine.loop import Progress
 from glocal.errors import GlocalError
 from glocal.selection import criterion
 from glocal.store.run import Runs
+from glocal.sweeps.context import ProgressReporter
 from glocal.sweeps.options import parse_range
-from glocal.sweeps.resume import ProgressReporter
 from glocal.sweeps.sample import sample
 
 SPACE = [("ewc", {"penalty": "0.1..1000"})]

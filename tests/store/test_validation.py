@@ -18,7 +18,7 @@ from glocal.errors import GlocalError
 from glocal.lens.record import open_run
 from glocal.report import summary
 from glocal.sweeps import resolve
-from glocal.sweeps.resume import ProgressReporter
+from glocal.sweeps.context import ProgressReporter
 
 SMALL: dict[str, Any] = {"tasks": 2, "epochs": 1, "train_eval": 10_000}
 

@@ -20,8 +20,8 @@ from glocal.engine.loop import Progress
 from glocal.errors import GlocalError, GlocalWarning
 from glocal.store.run import Run
 from glocal.store.store import Store
+from glocal.sweeps.context import ProgressReporter
 from glocal.sweeps.plan import write_plan
-from glocal.sweeps.resume import ProgressReporter
 from glocal.track.tracking import RunLog
 
 LRS = [0.1, 1e15]

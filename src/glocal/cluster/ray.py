@@ -23,8 +23,9 @@ from glocal.errors import GlocalError, first_line
 from glocal.rng import GLOBAL_STATE
 from glocal.store.run import Runs
 from glocal.store.store import Store
+from glocal.sweeps.context import ProgressReporter
 from glocal.sweeps.plan import Plan
-from glocal.sweeps.resume import POLL_SECONDS, Group, Job, ProgressReporter, train_missing
+from glocal.sweeps.resume import POLL_SECONDS, Group, Job, train_missing
 
 MAX_CRASHES = 20
 """Tasks of a cohort whose process may die before it is given up. Those of lost nodes are not counted."""

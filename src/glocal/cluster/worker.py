@@ -22,8 +22,9 @@ import torch
 from glocal.errors import GlocalError, require
 from glocal.rng import GLOBAL_STATE
 from glocal.store.store import Store
+from glocal.sweeps.context import ProgressReporter
 from glocal.sweeps.plan import read_plans, verify_plans
-from glocal.sweeps.resume import POLL_SECONDS, Job, ProgressReporter, failure
+from glocal.sweeps.resume import POLL_SECONDS, Job, failure
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 GRACE_SECONDS = 20.0

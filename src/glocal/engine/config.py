@@ -5,11 +5,12 @@ This module does not import torch, so that stored runs are read quickly.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from glocal.files import short_hash
 
 
 def _measures(*splits: str) -> tuple[str, ...]:
@@ -68,4 +69,4 @@ class RunConfig:
 
     @property
     def hash(self) -> str:
-        return hashlib.sha256(CANONICAL.encode(self.as_dict()).encode()).hexdigest()[:16]
+        return short_hash(CANONICAL.encode(self.as_dict()).encode())

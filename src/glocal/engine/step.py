@@ -6,7 +6,6 @@ Every executor maps `step` over runs: `vmap` for a cohort, nothing for a single 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -158,8 +157,8 @@ class Program:
         """Return the algorithm with this run's hyperparameters, now tensors, in its float fields."""
         if not hyper["algorithm"]:
             return self.algorithm
-        bound = copy(self.algorithm)
-        vars(bound).update(hyper["algorithm"])
+        bound = object.__new__(type(self.algorithm))  # `copy` would write into the class, whose content names its runs
+        bound.__dict__.update(self.algorithm.__dict__ | hyper["algorithm"])
         return bound
 
 

@@ -7,7 +7,6 @@ Parquet file holds, with the cost of measuring as metadata.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import time
@@ -22,7 +21,7 @@ import polars as pl
 import torch
 
 from glocal.errors import GlocalError, first_line, require
-from glocal.files import DamagedError, replacing, report_damage, report_os_errors
+from glocal.files import DamagedError, replacing, report_damage, report_os_errors, short_hash
 from glocal.precision import full_precision
 from glocal.store.store import Store
 from glocal.sweeps.resolve import device_name
@@ -121,7 +120,7 @@ def run(
 def item_hash(study: Study, item: WorkItem) -> str:
     """Return the name of an item in the store."""
     canonical = json.dumps([VERSION, study.name, item], sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+    return short_hash(canonical.encode())
 
 
 def format_cell(value: str | float | None) -> str:

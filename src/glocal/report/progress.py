@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from glocal.engine import loop
-from glocal.sweeps.resume import ProgressReporter
+from glocal.sweeps.context import ProgressReporter
 
 REFRESH_SECONDS = 0.1
 QUIET_SECONDS = 10

@@ -20,7 +20,6 @@ torch is imported only where tensors are: finished runs are read without it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import uuid
@@ -230,7 +229,7 @@ class Store:
     def remove_finished(self, hashes: Collection[str], kept: Collection[str]) -> None:
         """Remove cohorts of these runs that are finished: their process was killed before it could."""
         for cohort in self.cohorts():
-            needed = {*kept, "parameters"} if cohort.parameters else kept
+            needed = required_files(kept, cohort.parameters)
             complete = all(hash in hashes and self.finished(hash, needed) for hash in cohort.hashes)
             if complete and (claim := self.take(cohort)) is not None:
                 claim.finish()
@@ -238,7 +237,7 @@ class Store:
     def claim(self, hashes: Sequence[str], parameters: bool) -> Claim | None:
         """Claim a new cohort of runs, or return None if another process was faster."""
         members = {"runs": list(hashes), "parameters": parameters}
-        path = self.cohorts_path / _short_hash(json.dumps(members))
+        path = self.cohorts_path / files.short_hash(json.dumps(members).encode())
         with files.report_os_errors("write to the store", self.path):
             path.mkdir(exist_ok=True)
             with suppress(FileNotFoundError):  # another process has finished the cohort in this moment
@@ -250,6 +249,11 @@ class Store:
         with files.report_os_errors("resume the cohort", cohort.path):
             lease = Lease.take(cohort.path, self._watch, self.lease_seconds)
         return None if lease is None else Claim(cohort.path, cohort.hashes, cohort.parameters, lease)
+
+
+def required_files(kept: Collection[str], parameters: bool) -> frozenset[str]:
+    """Return the optional files that the runs of a cohort must have: `kept`, and parameters if it keeps them."""
+    return frozenset(kept) | ({"parameters"} if parameters else set())
 
 
 def load(store: str | Path) -> Runs:
@@ -269,13 +273,10 @@ def _read_members(path: Path) -> dict[str, Any]:
     """Read which runs a cohort has; they name it. Older stores have names of the runs alone."""
     members: dict[str, Any] = files.read_json(path / "members.json")
     named = {k: members[k] for k in ("runs", "parameters")}
-    if path.name not in (_short_hash(json.dumps(named)), _short_hash(" ".join(members["runs"]))):
+    texts = json.dumps(named), " ".join(members["runs"])
+    if path.name not in [files.short_hash(text.encode()) for text in texts]:
         raise ValueError("members.json does not agree with the folder's name")
     return members
-
-
-def _short_hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

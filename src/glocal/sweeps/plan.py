@@ -7,7 +7,6 @@ make it run other code.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -154,7 +153,7 @@ def _read(path: Path) -> Plan | None:
 
 
 def _name(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+    return files.short_hash(json.dumps(content, sort_keys=True).encode())
 
 
 def _options(options: SweepOptions) -> dict[str, Any]:
@@ -186,4 +185,4 @@ def _with_files(arguments: Mapping[str, Any], rename: Callable[[str], str]) -> d
 
 def _digest(path: Path) -> str:
     with files.report_os_errors("read the code in", path, "Give a Python file."):
-        return hashlib.sha256(files.user_path(path).read_bytes()).hexdigest()[:16]
+        return files.short_hash(files.user_path(path).read_bytes())

@@ -28,7 +28,7 @@ from glocal.algorithms.algorithm import Locality
 from glocal.challenges.challenge import Augment, Challenge, Setting
 from glocal.engine.cohort import seeded_network
 from glocal.errors import GlocalError, first_line, require, require_known
-from glocal.files import read_tensors, report_damage, user_path
+from glocal.files import read_tensors, report_damage, short_hash, user_path
 from glocal.networks import NETWORKS
 from glocal.networks.layer_calls import unfused_encoders
 from glocal.networks.model import MakeNetwork, share_parameters
@@ -157,7 +157,7 @@ def _pretrained(resolved: Resolved, challenge: Challenge, path: Path) -> Resolve
     require(path.suffix == ".safetensors", f"init = '{path}' was given; it must be a safetensors file. {advice}")
     with report_damage(path, advice):
         state, _ = read_tensors(path)
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        digest = short_hash(path.read_bytes())
     infinite = [name for name, tensor in state.items() if not tensor.isfinite().all()]
     require(
         not infinite, f"{list_names(infinite)} in '{path}' have values that are not finite: give another checkpoint."

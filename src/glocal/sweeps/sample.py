@@ -18,10 +18,10 @@ from glocal.rng import GLOBAL_STATE
 from glocal.selection import check_protocol, criterion
 from glocal.store.run import Run, Runs
 from glocal.sweeps import resolve
+from glocal.sweeps.context import ProgressReporter
 from glocal.sweeps.options import convert, parse_range
-from glocal.sweeps.resume import ProgressReporter, train_missing
+from glocal.sweeps.resume import train_missing
 from glocal.sweeps.sweep import check_options, pairs, prepare_configurations
-from glocal.track.tracking import tracking
 
 Spec: TypeAlias = tuple[Any, Mapping[str, Any] | None]
 Configuration: TypeAlias = tuple[Spec, Spec, float]  # algorithm and optimiser with options, learning rate
@@ -58,6 +58,8 @@ def sample(
         protocol: name from `glocal.selection.PROTOCOLS`.
         optimizer: (name, options) pairs, as for algorithms.
     """
+    from glocal.track.tracking import tracking
+
     try:
         import optuna
     except ImportError as error:

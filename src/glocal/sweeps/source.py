@@ -35,6 +35,7 @@ import torch
 from torch import nn
 
 from glocal.errors import GlocalError
+from glocal.files import short_hash
 
 PLAIN = {bool, int, float, complex, str, bytes, type(None), type(...), range, slice}
 REPRESENTED = (PurePath, np.generic, torch.dtype, torch.device, torch.Size, GenericAlias, UnionType)
@@ -53,7 +54,7 @@ BOOKKEEPING |= {"__static_attributes__", "__annotate__", "__annotate_func__", "_
 def source_hash(target: Any) -> str:
     """Return the hash of a user's class, function or callable object; it is the same in every process."""
     try:
-        return hashlib.sha256(_Text(target).text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        return short_hash(_Text(target).text.encode("utf-8", "surrogatepass"))
     except RecursionError:
         name = getattr(target, "__qualname__", type(target).__name__)
         raise GlocalError(f"'{name}' computes with objects that are nested too deeply to name its runs.") from None

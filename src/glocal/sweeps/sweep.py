@@ -25,9 +25,10 @@ from glocal.rng import GLOBAL_STATE
 from glocal.store.run import Runs
 from glocal.store.store import Store
 from glocal.sweeps import resolve
+from glocal.sweeps.context import ProgressReporter, RunRequest, SweepContext
 from glocal.sweeps.continuation import Parents
 from glocal.sweeps.options import MAX_RUNS, SweepOptions, convert, require_count, require_option
-from glocal.sweeps.resume import Job, ProgressReporter, RunRequest, SweepContext, train_missing
+from glocal.sweeps.resume import Job, train_missing
 
 if TYPE_CHECKING:
     from glocal.sweeps.plan import Plan

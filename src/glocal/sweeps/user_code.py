@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import sys
 import traceback
@@ -12,7 +11,7 @@ from typing import Any
 
 from glocal.algorithms import Algorithm
 from glocal.errors import GlocalError, first_line, require, unknown
-from glocal.files import report_os_errors, user_path
+from glocal.files import report_os_errors, short_hash, user_path
 from glocal.sweeps.source import is_installed
 
 USER_MODULE = "glocal_user_"
@@ -51,7 +50,7 @@ def file_hash(spec: str, kind: str) -> str:
     """Return the hash of the file of path.py:Name, without loading it."""
     path, name = _user_file(spec, kind)
     with report_os_errors(f"load the {kind} '{name}' from", path, "Give another file."):
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        return short_hash(path.read_bytes())
 
 
 def _user_file(spec: str, kind: str) -> tuple[Path, str]:

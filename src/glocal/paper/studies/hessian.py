@@ -49,7 +49,7 @@ from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.style import COOL, FAINT, INK, MARKERS, WARM, LineStyle
 from glocal.store.run import Run
 from glocal.sweeps import resolve
-from glocal.sweeps.resume import ProgressReporter
+from glocal.sweeps.context import ProgressReporter
 
 SPLITS: tuple[Split, ...] = ("train", "test")
 KINDS: tuple[Kind, ...] = ("eigen", "random")
