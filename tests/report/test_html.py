@@ -277,7 +277,7 @@ def test_five_hundred_runs_fit_into_five_megabytes() -> None:
     "command",
     [
         "rotated-digits --algorithms er ewc sgd --lrs 0.01 0.3 --seeds 1 2 --tasks 3 --options ewc.penalty=1,10",
-        "split-digits --algorithms er icarl --lrs 0.1 --seeds 0 --setting task --validation 0.1 --patience 2"
+        "split-digits --algorithms er derpp --lrs 0.1 --seeds 0 --setting task --validation 0.1 --patience 2"
         " --optimizer sgd adamw --optimizer-options adamw.weight_decay=0.1,0.2 sgd.momentum=0.9 --horizon 9",
         "split-digits --algorithms hat --evaluate seen --setting task --precision bf16 --train-eval 9 --epochs 2",
     ],
