@@ -236,7 +236,7 @@ class PerSampleLoss(AutogradLoss):
     def _way_among(self, classes: Tensor) -> str:
         """Find by examples whether the loss takes outputs of −∞, or else fewer outputs and other numbers of classes.
 
-        It takes those only if it treats all classes alike: if they change places, its values stay.
+        Fewer outputs are accepted only if permuting the classes does not change the loss.
         """
         key = tuple(classes.tolist())
         if key in self.ways:

@@ -169,7 +169,7 @@ def test_a_task_trains_its_cohort_with_the_planned_code_alone(tmp_path: Path) ->
     plan, job = write_plan(**arguments | {"network": f"{file}:make"}, algorithms=["sgd"], store=tmp_path / "store")
     first, second = (hashes for hashes, _ in divide(job, 0, 0))
     train_cohort(str(tmp_path / "store"), plan, first, "cpu", torch.get_num_threads())
-    assert {run.path.name for run in job.finished() if run.path} == set(first)
+    assert {run.path.name for run in job.stored_runs() if run.path} == set(first)
     file.write_text(f"{file.read_text()}\nopen({str(tmp_path / 'executed')!r}, 'w')\n")
     with pytest.raises(glocal.GlocalError, match="needs code from"):
         train_cohort(str(tmp_path / "store"), plan, second, "cpu", torch.get_num_threads())

@@ -71,7 +71,7 @@ def test_measured_at_once_is_measured_seed_by_seed(
     *_, end = train(cohort)
     evaluator = Evaluator(cohort)
     assert len(evaluator._load(0)) == 2
-    evaluator.at_once = True
+    evaluator.merge_groups = True
     assert len(evaluator._load(0)) == shares
     matrices = {name: end.record.arrays[name] for name in MEASURES}
     again = {k: m[:, -1].clone() for k, m in matrices.items()}

@@ -19,7 +19,7 @@ from glocal import files
 from glocal.engine.cohort import CPU
 from glocal.engine.loop import Snapshot
 from glocal.store import lease
-from glocal.store.lease import Lease, LeaseLost, Watch
+from glocal.store.lease import Lease, LeaseLost, LeaseObserver
 from glocal.store.store import Claim, Store
 
 QUICK: dict[str, Any] = {"tasks": 2, "epochs": 1, "batch_size": 500, "keep_parameters": True}
@@ -27,8 +27,8 @@ HOLDER = f"""
 import sys
 sys.path.insert(0, {str(Path(lease.__file__).parent)!r})
 from pathlib import Path
-from lease import Lease, LeaseLost, Watch
-held = Lease.take(Path(sys.argv[1]), Watch(), float(sys.argv[2]))
+from lease import Lease, LeaseLost, LeaseObserver
+held = Lease.take(Path(sys.argv[1]), LeaseObserver(), float(sys.argv[2]))
 print(held and held.number, flush=True)
 for _ in sys.stdin:
     try:
@@ -61,7 +61,7 @@ class Holder:
 
 
 def take_within(folder: Path, seconds: float) -> Lease | None:
-    watch, end = Watch(), time.monotonic() + seconds
+    watch, end = LeaseObserver(), time.monotonic() + seconds
     while time.monotonic() < end:
         if (taken := Lease.take(folder, watch)) is not None:
             return taken
@@ -71,11 +71,13 @@ def take_within(folder: Path, seconds: float) -> Lease | None:
 
 def test_one_of_many_contenders_gets_it(tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as pool:
-        taken = [held for held in pool.map(lambda _: Lease.take(tmp_path, Watch()), range(64)) if held is not None]
+        taken = [
+            held for held in pool.map(lambda _: Lease.take(tmp_path, LeaseObserver()), range(64)) if held is not None
+        ]
     assert len(taken) == 1
     taken[0].check()
     taken[0].release()
-    successor = Lease.take(tmp_path, Watch())
+    successor = Lease.take(tmp_path, LeaseObserver())
     assert successor is not None and successor.number == 2
     with pytest.raises(LeaseLost):
         taken[0].check()
@@ -100,9 +102,9 @@ def test_a_stopped_process_loses_it_and_notices(tmp_path: Path) -> None:
 
 def test_a_killed_process_of_this_machine_loses_it_at_once(tmp_path: Path) -> None:
     holder = Holder(tmp_path, expiry=1_000)
-    assert Lease.take(tmp_path, Watch()) is None
+    assert Lease.take(tmp_path, LeaseObserver()) is None
     holder.end()
-    taken = Lease.take(tmp_path, Watch())
+    taken = Lease.take(tmp_path, LeaseObserver())
     assert taken is not None
     taken.release()
 

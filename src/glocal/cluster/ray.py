@@ -73,7 +73,7 @@ def divide(job: Job, gpus: int, gpu_bytes: int) -> list[tuple[list[str], float]]
         with suppress(Exception):  # of a step that is tried: `train_missing` meets it too, and marks the cohort
             group_cohorts, fitting = [hashes for hashes in group.cohorts if job.missing(hashes)], 0
             with suppress(Exception):
-                fitting = group.fitting * usable // budget if budget and usable and group_cohorts else 0
+                fitting = group.max_cohort_size * usable // budget if budget and usable and group_cohorts else 0
             cohorts += [(hashes, fitting // len(hashes)) for hashes in group_cohorts]
     if not gpus:
         return [(hashes, 0.0) for hashes, _ in cohorts]

@@ -51,10 +51,10 @@ def choose(cohort: Cohort, loader: Loader, execution: Execution = "auto", earlie
     if not on_gpu:
         keep_freed_memory()
     check = NetworkCheck(cohort, loader)
-    check.alone()
+    check.check_single_run()
     check_steps(cohort, loader)
     if execution == "sequential" or (len(cohort) == 1 and execution == "auto" and not on_gpu):
-        return named("sequential", Sequential(cohort))
+        return with_name("sequential", Sequential(cohort))
     captured = accelerate.find("step.captured") if on_gpu else None
     failures: dict[str, Exception] = {}
     for ladder in (captured() if captured else {}, EAGER):
@@ -66,11 +66,11 @@ def choose(cohort: Cohort, loader: Loader, execution: Execution = "auto", earlie
                 error.__traceback__ = None  # its frames hold the executor's graphs and states
             first = next(iter(seconds))
             best = min(seconds, key=lambda name: seconds[name] * (1 if name == first else GAIN))
-            return named(best, allowed[best](cohort), _note(best, failures) if best == first else "")
+            return with_name(best, allowed[best](cohort), _note(best, failures) if best == first else "")
     raise list(failures.values())[-1]
 
 
-def named(name: str, executor: Executor, note: str = "") -> Executor:
+def with_name(name: str, executor: Executor, note: str = "") -> Executor:
     executor.name, executor.note = name, note
     return executor
 
@@ -96,8 +96,8 @@ def _rehearse_all(
     for name, make in ladder.items():
         try:
             executor = make(cohort)
-            if isinstance(executor, Vectorised):
-                check.together()
+            if executor.vectorised:
+                check.check_vectorised()
             seconds[name] = rehearse(executor, cohort.initial_state(loader.example()), loader)
         except Exception as error:
             if is_out_of_memory(error) and len(cohort) > 1 and not seconds:
@@ -195,5 +195,8 @@ def losses_of(run: int, cohort: Cohort, state: State, loader: Loader) -> Tensor:
     run_state = State.from_tree(tree.map_tree(torch.clone, state.select(run).as_tree()), state.clock)
     executor = Sequential(cohort)
     hyper = tree.select(executor.hyper, run)
-    batches = enumerate(loader.batches_of(run))
-    return torch.stack([executor.step(run_state, loader.scheduled(hyper, i, run), batch) for i, batch in batches]).cpu()
+    losses = [
+        executor.step(run_state, loader.with_scheduled_lr(hyper, i, run), batch)
+        for i, batch in enumerate(loader.batches_of(run))
+    ]
+    return torch.stack(losses).cpu()

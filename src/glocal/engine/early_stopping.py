@@ -26,7 +26,7 @@ class EarlyStopping:
         self.patience = cohort.patience
         if self.patience is not None:
             evaluator.check_validation_loss(task)
-        self.finished = torch.zeros(len(cohort), dtype=torch.bool)
+        self.stopped = torch.zeros(len(cohort), dtype=torch.bool)
         self._lowest = torch.full((len(cohort),), torch.inf, dtype=torch.float64)
         self._waited = torch.zeros(len(cohort), dtype=torch.long)
         self._best: Tree = {}
@@ -36,12 +36,12 @@ class EarlyStopping:
         if self.patience is None:
             return False
         losses = self.evaluator.validation_losses(executor, state, self.task)
-        better = (losses < self._lowest) & ~self.finished
+        better = (losses < self._lowest) & ~self.stopped
         self._keep(state, better)
         self._lowest = torch.where(better, losses, self._lowest)
         self._waited = torch.where(better, 0, self._waited + 1)
-        self.finished |= self._waited >= self.patience
-        return bool(self.finished.all())
+        self.stopped |= self._waited >= self.patience
+        return bool(self.stopped.all())
 
     def _keep(self, state: State, better: Tensor) -> None:
         if not self._best:

@@ -99,7 +99,7 @@ class Evaluator:
     def __init__(self, cohort: Cohort) -> None:
         self.cohort = cohort
         self.loss = cohort.loss
-        self.at_once = cohort.device.type == "cuda"
+        self.merge_groups = cohort.device.type == "cuda"
         network = cohort.model(vectorised=False).module
         self._convolves = any(isinstance(part, nn.modules.conv._ConvNd) for part in network.modules())
         self._data = lru_cache(maxsize=None)(self._load)
@@ -109,7 +109,7 @@ class Evaluator:
         sizes = {(s.runs.stop - s.runs.start, *(len(d.y[0]) for d in s.splits.values())) for s in groups}
         masks = {None if s.mask is None else tuple(s.mask.tolist()) for s in groups}
         own_seen = self.cohort.challenge.seeded and self.cohort.challenge.evaluate == "seen"
-        if not self.at_once or len(groups) == 1 or len(sizes) > 1 or len(masks) > 1 or own_seen:
+        if not self.merge_groups or len(groups) == 1 or len(sizes) > 1 or len(masks) > 1 or own_seen:
             return groups
         runs, names = slice(groups[0].runs.start, groups[-1].runs.stop), groups[0].splits
         splits = {k: Data(*(torch.cat([s.splits[k][i] for s in groups]) for i in range(2))) for k in names}

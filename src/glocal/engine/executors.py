@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -36,16 +36,17 @@ OnStep: TypeAlias = Callable[[State, int], None]  # is given the state and the n
 class Executor(ABC):
     """Runs the algorithm's methods on all runs of a cohort; the state is advanced in place."""
 
+    vectorised: ClassVar[bool] = False
+    """Whether the step is mapped over all runs at once."""
     name: str = ""
     note: str = ""
     """What a user should know about how the cohort was executed; empty if all went as expected."""
 
     def __init__(self, cohort: Cohort) -> None:
         self.cohort = cohort
-        mapped = isinstance(self, Vectorised)
-        self.program = Program(cohort.algorithm, cohort.model(vectorised=mapped), cohort.optimizer)
+        self.program = Program(cohort.algorithm, cohort.model(self.vectorised), cohort.optimizer)
         self.hyper = cohort.hyper()
-        self.step: CompiledStep = partial(step, self.program, map=vmap if mapped else unmapped)
+        self.step: CompiledStep = partial(step, self.program, map=vmap if self.vectorised else unmapped)
         compile_step = accelerate.find("step.compile")
         if compile_step is not None:
             self.step = compile_step(self.step, self.program.model.module, cohort.device)
@@ -114,10 +115,12 @@ class Executor(ABC):
 class Vectorised(Executor):
     """All runs at once under `vmap`."""
 
+    vectorised = True
+
     def epoch(self, state: State, loader: Loader, epoch: int, tick: Tick, on_step: OnStep | None = None) -> Tensor:
         losses = []
         for i in range(loader.steps):
-            losses.append(self.step(state, loader.scheduled(self.hyper, i), loader.batch(i)))
+            losses.append(self.step(state, loader.with_scheduled_lr(self.hyper, i), loader.batch(i)))
             tick(len(self.cohort))
             if on_step is not None:
                 on_step(state, i + 1)
@@ -154,7 +157,7 @@ class Sequential(Executor):
             hyper = tree.select(self.hyper, run)
             with self._network_randomness(run, (int(loader.task), epoch)):
                 for i, batch in enumerate(loader.batches_of(run)):
-                    losses.append(self.step(run_state, loader.scheduled(hyper, i, run), batch))
+                    losses.append(self.step(run_state, loader.with_scheduled_lr(hyper, i, run), batch))
                     tick(1)
                     if on_step is not None:
                         stacked = tree.map_tree(lambda leaf: leaf.unsqueeze(0), run_state.as_tree())

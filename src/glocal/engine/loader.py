@@ -100,7 +100,7 @@ class Loader:
         return Batch(*self._examples(rows, slice(None)), self.task, keys, progress)
 
     def batch_at(self, step: Tensor, size: int, runs: slice = slice(None)) -> Batch:
-        """Return the same with the number of the step on the device, for a captured graph, and for some of the runs."""
+        """Return the same for some of the runs, with the step as a tensor on the device, for CUDA graphs."""
         positions = step * self.cohort.batch_size + torch.arange(size, device=self.device)
         keys = self.tensors["keys"][runs].index_select(1, step.view(1)).squeeze(1)
         progress = self.tensors["progress"].index_select(0, step.view(1)).squeeze(0)
@@ -115,7 +115,7 @@ class Loader:
             x, y = self._examples(rows.unsqueeze(0), slice(run, run + 1))
             yield Batch(x[0], y[0], self.task, keys[step], progress[step])
 
-    def scheduled(self, hyper: Hyper, step: int | Tensor, run: int | None = None) -> Hyper:
+    def with_scheduled_lr(self, hyper: Hyper, step: int | Tensor, run: int | None = None) -> Hyper:
         """Return the hyperparameters of all runs or of one, with the learning rate of a step of this epoch."""
         if "lr" not in self.tensors:
             return hyper

@@ -25,7 +25,7 @@ from glocal.networks.layer_calls import unfused_encoders
 from glocal.precision import matmul_precision
 from glocal.tree import Params
 
-Watch = Callable[[int, int, State, Loader], None]
+AfterEpoch = Callable[[int, int, State, Loader], None]
 """Called after an epoch with the task, the epoch, the state before consolidation, and the loader."""
 
 
@@ -51,7 +51,7 @@ def train(
     begin: Snapshot | None = None,
     execution: Execution = "auto",
     progress: Progress | None = None,
-    watch: Watch | None = None,
+    watch: AfterEpoch | None = None,
     on_step: OnStep | None = None,
 ) -> Iterator[Snapshot]:
     """Train a cohort, from its initialisation or from a snapshot, and yield a snapshot at every task boundary.
@@ -111,7 +111,7 @@ def train(
                 executor.before_epoch(state, epoch)
                 losses = executor.epoch(state, loader, epoch, progress.steps, on_step)
                 note_divergence(state, losses)
-                objectives = losses.mean(1).double().cpu().masked_fill(stopping.finished, torch.nan)
+                objectives = losses.mean(1).double().cpu().masked_fill(stopping.stopped, torch.nan)
                 record.arrays["epoch_loss"][:, task, epoch] = objectives
                 took = time.perf_counter() - begun  # complete: copying the losses waits for the device
                 if epoch or cohort.epochs == 1:  # the first epoch includes graph capture and tracing

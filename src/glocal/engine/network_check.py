@@ -100,7 +100,7 @@ class NetworkCheck:
         params = {k: p for k, p in network.named_parameters() if p.requires_grad}
         return {k: torch.zeros_like(p) if p.grad is None else p.grad.clone() for k, p in params.items()}
 
-    def alone(self) -> None:
+    def check_single_run(self) -> None:
         """Raise if a run that is trained alone would have another gradient."""
         model = self.cohort.model(vectorised=False)
         for run, advice in enumerate((HOOKS, OTHER_STATE)[: len(self.expected)]):
@@ -117,7 +117,7 @@ class NetworkCheck:
                 f"training here needs it: its gradient by {names} differs from that of loss.backward(). {advice}.",
             )
 
-    def together(self) -> None:
+    def check_vectorised(self) -> None:
         """Raise if runs that are trained together would have other gradients: torch's rules for `vmap` have gaps."""
         model = self.cohort.model(vectorised=True)
         embeddings = [m for m in model.module.modules() if isinstance(m, nn.Embedding) and m.weight.requires_grad]
@@ -146,7 +146,7 @@ class NetworkCheck:
 
 
 def _factors(p: Tensor) -> Tensor:
-    """Return what a parameter is multiplied by: the network's own tensors, at θ_0, must not pass for it."""
+    """Return factors that move θ away from θ_0, so that a network that ignores the given parameters is noticed."""
     return (0.5 + 0.618 * torch.arange(p.numel(), dtype=torch.float32) % 1).to(p.dtype).view(p.shape)
 
 

@@ -118,7 +118,7 @@ class GraphedVectorised(Vectorised):
 
     def _advance(self, state: State, loader: Loader, size: int) -> Tensor:
         cursor = self._graphs.cursor
-        return self.step(state, loader.scheduled(self.hyper, cursor), loader.batch_at(cursor, size))
+        return self.step(state, loader.with_scheduled_lr(self.hyper, cursor), loader.batch_at(cursor, size))
 
 
 class GraphedRuns(Sequential):
@@ -164,7 +164,7 @@ class GraphedRuns(Sequential):
             cursor = self._graphs[run].cursor
             batch = loader.batch_at(cursor, size, slice(run, run + 1))
             own = batch._replace(x=batch.x[0], y=batch.y[0], key=batch.key[0])
-            return self.step(state, loader.scheduled(hyper, cursor, run), own)
+            return self.step(state, loader.with_scheduled_lr(hyper, cursor, run), own)
 
         return advance
 

@@ -36,7 +36,7 @@ class LeaseLost(Exception):
     """Another process has taken over the folder."""
 
 
-class Watch:
+class LeaseObserver:
     """What a contender has seen of other processes' leases, and since when it has not changed."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Lease:
         threading.Thread(target=self._keep_beating, args=(expiry / BEATS,), daemon=True).start()
 
     @classmethod
-    def take(cls, folder: Path, watch: Watch, expiry: float = EXPIRY_SECONDS) -> Lease | None:
+    def take(cls, folder: Path, watch: LeaseObserver, expiry: float = EXPIRY_SECONDS) -> Lease | None:
         """Take the lease of a folder, or return None if another process holds it."""
         last = watch.look(folder)
         if last.held:

@@ -36,7 +36,7 @@ from glocal import files, tree
 from glocal.engine.config import ARRAYS, RunConfig
 from glocal.errors import GlocalError, GlocalWarning, require
 from glocal.store import index
-from glocal.store.lease import EXPIRY_SECONDS, NO_ATTEMPT, Lease, Seen, Watch, attempt_path, was_released
+from glocal.store.lease import EXPIRY_SECONDS, NO_ATTEMPT, Lease, LeaseObserver, Seen, attempt_path, was_released
 from glocal.store.run import Run, Runs, check_run
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Store:
     """A folder of runs, which several processes and machines can use at the same time."""
 
     def __init__(self, path: str | Path, lease_seconds: float = EXPIRY_SECONDS) -> None:
-        self.path, self.lease_seconds, self._watch = files.user_path(path), lease_seconds, Watch()
+        self.path, self.lease_seconds, self._watch = files.user_path(path), lease_seconds, LeaseObserver()
         self.runs_path = self.path / "runs"
         self.cohorts_path = self.path / "cohorts"
 

@@ -105,7 +105,7 @@ def write_plan(
 
     named = _with_files(arguments, absolute)
     folder = job.context.store.path / "plans"
-    job.finished()  # sets damaged runs aside, which workers take for finished
+    job.stored_runs()  # sets damaged runs aside, which workers take for finished
     try:
         content = json.loads(json.dumps({"arguments": named, "code": code, "runs": list(job.requests)}))
     except TypeError as error:

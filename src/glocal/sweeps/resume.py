@@ -99,7 +99,7 @@ class Job:
         candidates = self.requests if hashes is None else hashes
         return self.context.store.missing(candidates, self.kept) - self.errors.keys()
 
-    def finished(self) -> Runs:
+    def stored_runs(self) -> Runs:
         """Return the requested runs that the store holds, and set damaged ones aside."""
         store, missing = self.context.store, self.context.store.missing(self.requests, self.kept)
         return _undamaged(store, store.read([hash for hash in self.requests if hash not in missing]))
@@ -240,7 +240,7 @@ class Group:
         return [request.config.hash for request in self.requests]
 
     @cached_property
-    def fitting(self) -> int:
+    def max_cohort_size(self) -> int:
         """How many of its runs fit into the memory budget together."""
         return max(1, largest_cohort(cohort_of(self.context, self.requests), self.context.options.memory_budget))
 
@@ -250,7 +250,7 @@ class Group:
         options, runs = self.context.options, len(self.requests)
         parts = min(runs, max(self.parts, math.ceil(runs / (options.cohort_size or runs))))
         if parts < runs:
-            while math.ceil(runs / parts) > self.fitting:
+            while math.ceil(runs / parts) > self.max_cohort_size:
                 parts = min(runs, 2 * parts)
         bounds = [runs * part // parts for part in range(parts + 1)]
         return [self.hashes[start:end] for start, end in itertools.pairwise(bounds)]

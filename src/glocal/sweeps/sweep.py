@@ -216,7 +216,7 @@ def _submit(plan: Plan, job: Job, options: SweepOptions, progress: ProgressRepor
     from glocal.cluster import slurm
     from glocal.report.summary import format_range
 
-    runs = job.finished()
+    runs = job.stored_runs()
     if job.missing():
         slurm.submit(job.context.store.path, list(plan.code), options)
         job.retry_failed()
