@@ -32,8 +32,9 @@ def numbers(tables: Mapping[str, Comparison]) -> str:
         rows_by_divisor[divisor] = join(rows) if rows else "none"
     cases = ", ".join(f"{rows} if the published ± divides by {divisor}" for divisor, rows in rows_by_divisor.items())
     return (
-        f"**The numbers.** Compared with another algorithm's published numbers, {join(counts)} are within {MAX_Z:g} "
-        f"standard errors too. Rows that are further away, averaged over learning rates: "
+        "**The numbers.** The paper does not say by what its ± divides. Compared with another algorithm's published "
+        f"numbers, {join(counts)} are within {MAX_Z:g} standard errors too. Rows that are further away, averaged over "
+        "learning rates: "
         f"{rows_by_divisor['n'] if len(set(rows_by_divisor.values())) == 1 else cases}."
     )
 

@@ -261,7 +261,7 @@ def agreement_verdict(tables: Mapping[str, Comparison]) -> str:
             if name == ROTATED and table_of("retraining").exists():
                 passed, total = retraining_text.equivalence_counts(read_table(table_of("retraining")), divisor)
                 all_agree &= passed == total
-                tests[name] = f"equivalent within ±{MARGIN:g} points ({name})"
+                tests[name] = f"are equivalent within ±{MARGIN:g} points ({name})"
             else:
                 variant = with_divisor(divisor, comparison)
                 (passed, total), _ = passes(variant)
@@ -271,10 +271,11 @@ def agreement_verdict(tables: Mapping[str, Comparison]) -> str:
             counts[divisor].append(f"{passed} of {total}")
         agreeing_divisors += [divisor] if all_agree else []
     share = "Our numbers agree" if agreeing_divisors else "Not all of our numbers agree"
-    condition = f" if their ± divides by {agreeing_divisors[0]}" if len(agreeing_divisors) == 1 else ""
+    condition = f" if its ± divides by {agreeing_divisors[0]}" if len(agreeing_divisors) == 1 else ""
     first = join(f"{count} {tests[name]}" for count, name in zip(counts[DIVISORS[0]], tables, strict=True))
     first = f"if by {DIVISORS[0]}, {first}" if agreeing_divisors != list(DIVISORS[:1]) else first
-    return f"**{share} with the published ones{condition}**: {first}; if by {DIVISORS[1]}, {join(counts[DIVISORS[1]])}."
+    second = f"if by {DIVISORS[1]}, {join(counts[DIVISORS[1]])}"
+    return f"**{share} with the paper's{condition}**: {first}; {second}."
 
 
 def _has_results(page: str) -> bool:

@@ -191,6 +191,9 @@ class Report:
     data: DataFolder = None
 
     def __call__(self) -> None:
+        from rich.console import Console
+        from rich.text import Text
+
         from glocal.cluster.status import read_status
         from glocal.report.html.content import Examined, StoreContent
         from glocal.report.html.page import write_report
@@ -227,7 +230,9 @@ class Report:
                         examined.append(Examined(runs_by_name[name], examine_trace(trace, on_progress=report)))
                     except (GlocalError, RuntimeError) as error:
                         raise GlocalError(f"the run '{name}' cannot be examined: {first_line(error)}") from error
-        print(f"Wrote {write_report(stores, self.output, examined)}")
+        with Console(stderr=True).status(Text(f"Writing {self.output} …")):
+            path = write_report(stores, self.output, examined)
+        print(f"Wrote {path}")
 
 
 def _find_algorithm(specs: Sequence[str], config: Mapping[str, Any]) -> str | None:

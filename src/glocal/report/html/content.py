@@ -34,21 +34,6 @@ MAX_TASKS = 25
 """Of more tasks, the matrices show so many, evenly spaced, with the first and the last one."""
 MAX_POINTS = 200
 """Points of a learning curve."""
-MARKERS = {
-    "o": "M1,0A1,1,0,1,1,-1,0A1,1,0,1,1,1,0Z",
-    "s": "M-.85,-.85H.85V.85H-.85Z",
-    "D": "M0,-1.15L1.15,0L0,1.15L-1.15,0Z",
-    "^": "M0,-1L1,.8H-1Z",
-    "v": "M0,1L1,-.8H-1Z",
-    "8": "M-.4,-1H.4L1,-.4V.4L.4,1H-.4L-1,.4V-.4Z",
-    "X": "M-1,-.6L-.6,-1L0,-.4L.6,-1L1,-.6L.4,0L1,.6L.6,1L0,.4L-.6,1L-1,.6L-.4,0Z",
-    "P": "M-.35,-1H.35V-.35H1V.35H.35V1H-.35V.35H-1V-.35H-.35Z",
-    "<": "M-1,0L.8,-1V1Z",
-    ">": "M1,0L-.8,-1V1Z",
-    "p": "M0,-1L1,-.25L.6,.9H-.6L-1,-.25Z",
-    "h": "M0,-1L.87,-.5V.5L0,1L-.87,.5V-.5Z",
-}
-"""The markers of `glocal.report.style` as SVG paths."""
 
 
 @dataclass(frozen=True)
@@ -224,11 +209,26 @@ def _families(runs: Iterable[Run]) -> list[dict[str, Any]]:
             "locality": locality,
             "colour": style.colour,
             "dark": to_hex(lighten(style.colour, 0.35)),
-            "shape": MARKERS[style.marker],
+            "shape": _svg_path(style.marker),
         }
         for locality, name in members
         for style in [styles[name, locality]]
     ]
+
+
+def _svg_path(marker: str) -> str:
+    """Return a marker of matplotlib as an SVG path of about the size of a circle with radius 1."""
+    from matplotlib.markers import MarkerStyle
+    from matplotlib.path import Path as MarkerPath
+    from matplotlib.transforms import Affine2D
+
+    style = MarkerStyle(marker)
+    path = style.get_path().transformed(style.get_transform() + Affine2D().scale(2, -2))
+    commands = {MarkerPath.MOVETO: "M", MarkerPath.LINETO: "L", MarkerPath.CURVE3: "Q", MarkerPath.CURVE4: "C"}
+    segments = path.iter_segments(simplify=False)
+    return "".join(
+        commands[c] + ",".join(f"{round(x, 3):g}" for x in xy) if c in commands else "Z" for xy, c in segments
+    )
 
 
 def _challenge(groups: Sequence[Group]) -> dict[str, Any]:
