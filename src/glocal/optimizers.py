@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
@@ -131,6 +132,12 @@ class SGD(Optimizer):
     nesterov: bool = False
     """Use Nesterov's momentum."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            not self.nesterov or self.momentum > 0, "sgd: nesterov=true has no effect without momentum: set it too."
+        )
+
     def init(self, params: Params, hyper: Params) -> Tree:
         return {"velocity": _zeros(params)} if "momentum" in hyper else {}
 
@@ -167,7 +174,8 @@ class Adam(Optimizer):
         super().__post_init__()
         for name in ("beta1", "beta2"):
             beta = getattr(self, name)
-            require(beta < 1, f"{self.name}.{name} = {beta} was given; it must be at least 0 and below 1.")
+            below = beta < 1 and bool(np.float32(beta) < 1)  # runs compute in single precision
+            require(below, f"{self.name}.{name} = {beta} was given; it must be at least 0 and below 1 in float32.")
         require(self.eps > 0, f"{self.name}.eps = {self.eps} was given; it must be above 0.")
 
     def init(self, params: Params, hyper: Params) -> Tree:

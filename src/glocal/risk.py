@@ -15,8 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.utils.parametrizations import _WeightNorm
-from torch.nn.utils.weight_norm import WeightNorm
 from torch.overrides import TorchFunctionMode
 
 from glocal.errors import GlocalError, require
@@ -138,14 +136,14 @@ def is_recurrent(module: nn.Module) -> bool:
 def unfused_ops(module: nn.Module) -> Iterator[None]:
     """Run the network with operations that can be differentiated twice and batched by `vmap`.
 
-    Torch's fused attention and recurrent layers have first derivatives only, and the second derivatives of its fused
-    weight normalization are wrong. Convolutions lose their fast kernels only if the network has recurrent layers.
+    Torch's fused attention and recurrent layers have first derivatives only, the second derivatives of its fused
+    weight normalization are wrong, and so is its PReLU under two nested `vmap`s of equal size. Convolutions lose their
+    fast kernels only if the network has recurrent layers.
     """
     with ExitStack() as stack:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(unfused_encoders())
-        if _has_weight_norm(module):
-            stack.enter_context(_UnfusedWeightNorm())
+        stack.enter_context(_Elementary())
         if is_recurrent(module):
             for backend in (torch.backends.mkldnn, torch.backends.cudnn):
                 # `backend.flags` would also set precision and determinism.
@@ -162,19 +160,17 @@ def unfused_ops(module: nn.Module) -> Iterator[None]:
             ) from error
 
 
-def _has_weight_norm(module: nn.Module) -> bool:
-    """Whether the network has weights g v / ‖v‖, by torch's parametrization or its older hook."""
-    return any(
-        isinstance(part, _WeightNorm) or any(isinstance(hook, WeightNorm) for hook in part._forward_pre_hooks.values())
-        for part in module.modules()
-    )
-
-
-class _UnfusedWeightNorm(TorchFunctionMode):
-    """Replace `torch._weight_norm` by elementary operations."""
+class _Elementary(TorchFunctionMode):
+    """Replace functions of torch by elementary operations."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _weight_norm(*args, **kwargs or {}) if func is torch._weight_norm else func(*args, **kwargs or {})
+        replaced = {torch._weight_norm: _weight_norm, torch.prelu: _prelu}
+        return replaced.get(func, func)(*args, **kwargs or {})
+
+
+def _prelu(x: Tensor, weight: Tensor) -> Tensor:
+    slopes = weight.view(-1, *[1] * (x.dim() - 2)) if weight.numel() > 1 else weight
+    return torch.where(x > 0, x, slopes * x)
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:

@@ -144,6 +144,49 @@ def test_gauss_newton_matrices(name: str) -> None:
     assert len(params) == len(dense)
 
 
+@pytest.mark.parametrize("slopes", [1, 6])
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_prelu_with_as_many_samples_as_outputs(n: int, slopes: int) -> None:
+    """Torch's own rule for it is wrong there under two nested vmaps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.PReLU(slopes), nn.Linear(6, 3)).double()
+    x, y = torch.randn(n, 4).double(), torch.arange(n) % 3
+    names = dict(model.named_parameters())
+    jacobian = jacrev(lambda p: functional_call(model, p, (x,)))(names)
+    for name, rows in dense_jacobian(model, "cross-entropy", (x, y), every_output).items():
+        torch.testing.assert_close(rows, jacobian[name])
+
+
+class Backbone(nn.Module):
+    """Its first layer does not reach the outputs by a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            features = torch.tanh(self.first(x))
+        return self.last(features)
+
+
+@pytest.mark.parametrize("n", [2, 5, 7])
+def test_layers_that_no_gradient_reaches(n: int) -> None:
+    model, x, y = Backbone(), torch.randn(n, 3), torch.arange(n) % 2
+    found = diagonal(model, nn.CrossEntropyLoss(), (x, y))
+    assert not found["first.weight"].any() and found["last.weight"].all()
+    dense = ggn(model, nn.CrossEntropyLoss(), (x, y)).diag()
+    torch.testing.assert_close(torch.cat([f.flatten() for f in found.values()]), dense)
+
+
+def test_binary_cross_entropy_takes_outputs_and_targets_in_rows() -> None:
+    flat, x = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), torch.randn(5, 3)
+    with pytest.raises(GlocalError, match=r"\(n, K\) and \(n, K\)"):
+        network_risk(flat, "binary-cross-entropy", (x, torch.ones(5)))
+    with pytest.raises(GlocalError, match="from 0 to 1"):
+        network_risk(nn.Linear(3, 1), "binary-cross-entropy", (x, torch.full((5, 1), 5.0)))
+
+
 def test_perfect_fit_keeps_its_scale() -> None:
     """Both the mean and the sum of squares are 0 there, but their second derivatives are not."""
     model = nn.Linear(4, CLASSES).double()

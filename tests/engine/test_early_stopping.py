@@ -73,8 +73,10 @@ def test_a_task_ends_at_its_best_epoch(name: str, patience: int, execution: Exec
     assert trained.tolist() == lengths and stopped.state.clock == EPOCHS * 3
 
 
-def test_a_run_does_not_depend_on_those_beside_it() -> None:
-    together = replace(cohort("er", tasks=3), patience=2)
+@pytest.mark.parametrize("name", ["er", "ogd"])
+def test_a_run_does_not_depend_on_those_beside_it(name: str) -> None:
+    """ogd draws at the end of a task, whose last epoch differs between the cohorts."""
+    together = replace(cohort(name, tasks=3), patience=2)
     all_runs = last_of(together, "sequential")
     for run in range(len(LRS)):
         alone = last_of(together.only(together.members[run : run + 1]), "sequential")
@@ -82,6 +84,20 @@ def test_a_run_does_not_depend_on_those_beside_it() -> None:
             assert torch.equal(leaf[0], tree.flatten(all_runs.state.as_tree())[key][run]), key
         for key, array in alone.record.arrays.items():
             assert torch.equal(array[0].nan_to_num(-1), all_runs.record.arrays[key][run].nan_to_num(-1)), key
+
+
+def test_in_the_setting_domain_outputs_that_no_class_has_count_too(tmp_path: Path) -> None:
+    """As in the accuracies and losses that are reported."""
+    data = [(noisy(24, 3 * t), noisy(40, 3 * t + 1), noisy(10, 3 * t + 2)) for t in range(2)]
+    spare = from_tasks("spare", data, setting="domain", outputs=10)
+    options: Any = {"store": tmp_path, "epochs": 12, "batch_size": 8}
+    (stopped,) = glocal.sweep(spare, "sgd", [0.05], [1], patience=2, **options)
+    lengths = np.isfinite(stopped.arrays["epoch_loss"]).sum(1)
+    losses = []
+    for epochs in range(1, 13):
+        (whole,) = glocal.sweep(spare, "sgd", [0.05], [1], **options | {"epochs": epochs})
+        losses.append(whole.arrays["validation_class_loss"][1, 0])
+    assert stopped.arrays["validation_class_loss"][1, 0] == pytest.approx(min(losses[: lengths[0]]), rel=1e-5)
 
 
 def test_patience_is_part_of_the_name_and_needs_validation_data(tmp_path: Path) -> None:

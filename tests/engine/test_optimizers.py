@@ -195,6 +195,8 @@ def test_the_rate_of_a_schedule_falls_to_zero_and_rises_from_it() -> None:
     [
         (optimizers.SGD, {"momentum": -0.1}, "sgd.momentum = -0.1 was given; it must be at least 0"),
         (Adam, {"beta2": 1.0}, "adam.beta2 = 1.0 was given; it must be at least 0 and below 1"),
+        (Adam, {"beta1": 1 - 1e-9}, "below 1 in float32"),
+        (optimizers.SGD, {"nesterov": True}, "nesterov=true has no effect without momentum"),
         (AdamW, {"eps": 0.0}, "adamw.eps = 0.0 was given; it must be above 0"),
         (Adam, {"schedule": "cosin"}, "unknown adam.schedule 'cosin'. Did you mean 'cosine'"),
         (Adam, {"gamma": 0.5}, "gamma and step_epochs are options of schedule=step"),

@@ -180,6 +180,13 @@ def test_values_that_change_while_the_code_stays() -> None:
     assert len(hashes) == 5
 
 
+@pytest.mark.parametrize("read", ["globals()['K']", "eval('K')", "float(os.environ['K'])", "float(os.getenv('K'))"])
+def test_what_the_code_does_not_name_is_refused(read: str) -> None:
+    cell = run_cell(f"import os\nK = 1.0\ndef scaled(x):\n    return {read} * x\n")
+    with pytest.raises(GlocalError, match="a run's name must cover what 'scaled' computes with"):
+        source_hash(cell.scaled)
+
+
 def test_sparse_tensors() -> None:
     """As constants of a graph network; the layout counts, the order of the entries does not."""
     entries = torch.tensor([[0, 1], [1, 0]]), torch.tensor([2.0, 3.0])

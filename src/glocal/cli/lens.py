@@ -73,7 +73,7 @@ class Lens:
     retrace: Annotated[str | None, tyro.conf.arg(metavar="STEPS|epochs")] = None
     """Train a stored run again, and measure after every STEPS steps and epoch (CPU only), or after epochs alone."""
     epsilon: float | None = None
-    """Error below which an approximation holds (default: 0.1 × the mean decrease of a task's loss in its training)."""
+    """Error below which an approximation holds (default: 0.1 × the mean over tasks of L_o(θ_0) − L_o(θ_o))."""
     examples: int = 2_000
     """The largest number of examples per task. With fewer it is quicker, and errors and radii are less exact."""
     eigenvalues: int = 10

@@ -12,8 +12,8 @@ of deep networks may round more: for ResNet-18 in single precision ‖A v − λ
 1e-6 was reported.
 
 Where the basis spans an invariant subspace, β_j = 0; the method then continues from a vector outside it, and T
-decouples. Repeated eigenvalues, matrices of low rank and the zero matrix are therefore no special cases. Under `vmap`
-no step depends on the value of a tensor.
+decouples. Matrices of low rank and the zero matrix are therefore no special cases. Of a repeated eigenvalue fewer
+copies may be found than there are, unless m = P. Under `vmap` no step depends on the value of a tensor.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def eigenpairs(
 
     Args:
         model, loss, data: As in `network_risk`; or one `Risk`, `Operator` or dense matrix in place of all three.
-        k: How many eigenpairs.
+        k: How many eigenpairs. Of a repeated eigenvalue fewer copies may be found than there are.
         steps, largest, tolerance: As in `lanczos`.
         start: The start vector, (P,); by default a random one, always the same.
     """

@@ -108,13 +108,16 @@ _AFFINE_LAYERS: WeakKeyDictionary[nn.Module, dict[torch.Size, dict[str, AffineLa
 
 def _find_affine_layers(module: nn.Module, zeros: Tensor) -> dict[str, AffineLayer]:
     calls: dict[str, list[AffineLayer | None]] = {}  # None: the layer's input is not a batch
+    offsets: dict[str, Tensor] = {}
 
     def detach_layer(name: str, layer: Layer, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """Detach the layer's parameters: an output that still depends on them uses them elsewhere."""
         affine = AffineLayer(layer, args[0].shape[1:], output.shape[1:])
         batched = args[0].dim() == layer.weight.dim() and args[0].shape[0] == 1
         calls.setdefault(name, []).append(affine if batched else None)
-        return affine.apply(args[0], layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
+        offsets[name] = torch.zeros_like(output, requires_grad=True)
+        bias = None if layer.bias is None else layer.bias.detach()
+        return affine.apply(args[0], layer.weight.detach(), bias) + offsets[name]
 
     # A network that is a single layer has no name for it, and its parameters could not be found by name.
     layers = {name: layer for name, layer in named_layers(module).items() if name}
@@ -122,18 +125,18 @@ def _find_affine_layers(module: nn.Module, zeros: Tensor) -> dict[str, AffineLay
     hooks = (layer.register_forward_hook(partial(detach_layer, name)) for name, layer in layers.items())
     with hooked(hooks), torch.enable_grad():
         outputs = module(zeros).sum()
-    used_elsewhere: set[str] = set()
+    used: set[str] = set()  # parameters that are used outside of their layers, and layers that reach the outputs
     if outputs.requires_grad:
-        trainable = {k: p for k, p in parameters.items() if p.requires_grad}
-        grads = torch.autograd.grad(outputs, list(trainable.values()), allow_unused=True)
-        used_elsewhere = {k for k, grad in zip(trainable, grads, strict=True) if grad is not None}
+        sources = {k: p for k, p in parameters.items() if p.requires_grad} | offsets
+        grads = torch.autograd.grad(outputs, list(sources.values()), allow_unused=True)
+        used = {k for k, grad in zip(sources, grads, strict=True) if grad is not None}
 
     def owns_parameters(name: str) -> bool:
         keys = [f"{name}.{kind}" for kind, _ in layers[name].named_parameters()]
         untied = all(sum(parameters[k] is p for p in parameters.values()) == 1 for k in keys)
-        return untied and not used_elsewhere & set(keys)
+        return untied and not used & set(keys)
 
-    single_calls = {name: calls[name][0] for name in layers if len(calls.get(name, ())) == 1}
+    single_calls = {name: calls[name][0] for name in layers if len(calls.get(name, ())) == 1 and name in used}
     return {name: affine for name, affine in single_calls.items() if affine is not None and owns_parameters(name)}
 
 

@@ -18,7 +18,15 @@ from torch.nn.modules.loss import _Loss as TorchLoss
 from glocal import losses
 from glocal.errors import GlocalError, first_line, require
 from glocal.inputs import check_finite, evenly_spaced_indices, read_examples
-from glocal.losses import LOSSES, MAX_CHECKED_OUTPUTS, AutogradLoss, CrossEntropy, Loss, SquaredError
+from glocal.losses import (
+    LOSSES,
+    MAX_CHECKED_OUTPUTS,
+    AutogradLoss,
+    BinaryCrossEntropy,
+    CrossEntropy,
+    Loss,
+    SquaredError,
+)
 from glocal.networks.layer_calls import set_eval_mode
 from glocal.precision import full_precision
 from glocal.risk import MAX_CHUNK_SIZE, Risk, outputs_in_chunks
@@ -192,14 +200,18 @@ def _outputs(risk: Risk) -> Tensor:
 
 def _check_labels(name: str, loss: Loss, outputs: Tensor, y: Tensor) -> None:
     shapes = f"outputs {tuple(outputs.shape)} and y {tuple(y.shape)}"
-    if isinstance(loss, CrossEntropy | SquaredError):
-        expected = outputs.shape if isinstance(loss, SquaredError) else outputs.shape[:1]
-        allowed = "(n, K) and (n, K)" if isinstance(loss, SquaredError) else "(n, K) and (n,)"
+    if isinstance(loss, CrossEntropy | SquaredError | BinaryCrossEntropy):
+        takes_labels = isinstance(loss, CrossEntropy)
+        expected = outputs.shape[:1] if takes_labels else outputs.shape
+        allowed = "(n, K) and (n,)" if takes_labels else "(n, K) and (n, K)"
         fits = outputs.dim() == 2 and y.shape == expected
         require(fits, f"{loss.name} takes outputs and y of the shapes {allowed}; {name} has {shapes}.")
     elif y.is_floating_point() and y.numel() == outputs.numel():
         # Many functions would broadcast (n, 1) and (n,) to (n, n).
         require(y.shape == outputs.shape, f"{name} has {shapes}: give both the same shape.")
+    if isinstance(loss, BinaryCrossEntropy):
+        in_range = bool(((y >= 0) & (y <= 1)).all())
+        require(in_range, f"binary-cross-entropy takes y from 0 to 1; those of {name} are not all.")
     if isinstance(loss, CrossEntropy):
         integers = y.dtype == torch.int64
         require(integers, f"cross-entropy takes classes of torch.int64; those of {name} are {y.dtype}.")

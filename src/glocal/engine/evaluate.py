@@ -165,7 +165,7 @@ class Evaluator:
 
     @property
     def _validation_scope(self) -> str:
-        return "class" if self.cohort.challenge.setting == "class" else "task"
+        return "task" if self.cohort.challenge.setting == "task" else "class"
 
     def _seen_classes(self, row: int, group: int) -> Tensor | None:
         """Return a mask of the classes of a group's first `row` tasks if others do not count, otherwise None."""

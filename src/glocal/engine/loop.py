@@ -124,6 +124,8 @@ def train(
                     if stopping.after_epoch(executor, state):
                         break
             stopping.restore_best(state)
+            if epoch + 1 < cohort.epochs:  # the key of `consolidate` must not depend on when the others stopped
+                loader.load_epoch(cohort.epochs - 1)
             state.clock = last_step  # also after fewer epochs, so that it is the same in every cohort
             with torch.no_grad():
                 executor.consolidate(state, loader)

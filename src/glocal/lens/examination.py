@@ -158,7 +158,7 @@ def examine(
         checkpoints: θ_0 (the initialization), θ_1 (after task 1), …: state dicts, or paths of safetensors files. They
             may be in half precision, and may leave out what was not trained: it is as in `module`. θ_1 may equal θ_0,
             a network that was pretrained on the first task.
-        epsilon: ε of the ε-regions (default: 0.1 × the mean decrease of a task's loss during its training).
+        epsilon: ε of the ε-regions (default: 0.1 × the mean over tasks of L_o(θ_0) − L_o(θ_o)).
         examples: the largest number of examples per task, evenly spaced, or the first ones of an iterable. Errors and
             radii are estimates from them.
         eigenvalues: how many eigenvalues of each Hessian.

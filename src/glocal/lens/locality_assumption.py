@@ -230,7 +230,7 @@ def training_errors(
 
     Args:
         run: the run. If its outputs are split among the tasks, Taylor expansions are left out.
-        epsilon: ε (default: 0.1 × the mean decrease of a task's loss during its training).
+        epsilon: ε (default: 0.1 × the mean over tasks of L_o(θ_0) − L_o(θ_o)).
         on_progress: called with the number of snapshots done, their total and what is measured.
     """
     trace, snapshots = run.trace, run.snapshots

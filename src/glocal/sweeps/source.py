@@ -14,6 +14,7 @@ import functools
 import hashlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePath
@@ -46,6 +47,8 @@ DATACLASS_METHODS = {"__init__", "__repr__", "__eq__", "__hash__", "__setattr__"
 DATACLASS_METHODS |= {"__lt__", "__le__", "__gt__", "__ge__", "__match_args__", "__dataclass_params__"}
 """Attributes that the decorator derives from the fields."""
 READS_GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
+UNNAMED_READS = {"globals", "eval", "exec"}
+"""Functions that read what their code does not name."""
 READS_CLOSURE = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
 BOOKKEEPING = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__"}
 BOOKKEEPING |= {"__static_attributes__", "__annotate__", "__annotate_func__", "_abc_impl", "__abstractmethods__"}
@@ -174,6 +177,13 @@ def _outside_variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
             name = instruction.argval
             if instruction.opname == "EXTENDED_ARG":
                 continue
+            if (name in UNNAMED_READS and instruction.opname in READS_GLOBAL and name not in function.__globals__) or (
+                entry[1] is os and name in ("environ", "getenv")
+            ):
+                raise GlocalError(
+                    f"a run's name must cover what '{function.__qualname__}' computes with, but it uses {name}: make "
+                    "what it reads a global variable or an option."
+                )
             if _is_user_module(entry[1]) and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
                 entry = f"{entry[0]}.{name}", getattr(entry[1], name, None)  # only this is taken from the module
                 continue
