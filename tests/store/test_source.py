@@ -180,9 +180,9 @@ def test_values_that_change_while_the_code_stays() -> None:
     assert len(hashes) == 5
 
 
-@pytest.mark.parametrize("read", ["globals()['K']", "eval('K')", "float(os.environ['K'])", "float(os.getenv('K'))"])
+@pytest.mark.parametrize("read", ["globals()['K']", "eval('K')"])
 def test_what_the_code_does_not_name_is_refused(read: str) -> None:
-    cell = run_cell(f"import os\nK = 1.0\ndef scaled(x):\n    return {read} * x\n")
+    cell = run_cell(f"K = 1.0\ndef scaled(x):\n    return {read} * x\n")
     with pytest.raises(GlocalError, match="a run's name must cover what 'scaled' computes with"):
         source_hash(cell.scaled)
 

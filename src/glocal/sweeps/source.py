@@ -14,7 +14,6 @@ import functools
 import hashlib
 import importlib.util
 import inspect
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePath
@@ -177,9 +176,7 @@ def _outside_variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
             name = instruction.argval
             if instruction.opname == "EXTENDED_ARG":
                 continue
-            if (name in UNNAMED_READS and instruction.opname in READS_GLOBAL and name not in function.__globals__) or (
-                entry[1] is os and name in ("environ", "getenv")
-            ):
+            if name in UNNAMED_READS and instruction.opname in READS_GLOBAL and name not in function.__globals__:
                 raise GlocalError(
                     f"a run's name must cover what '{function.__qualname__}' computes with, but it uses {name}: make "
                     "what it reads a global variable or an option."
