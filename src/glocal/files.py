@@ -131,7 +131,7 @@ def _write_tensors(
     path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None, save: Callable[..., None]
 ) -> None:
     header = {**(metadata or {}), "order": json.dumps(list(tensors))}
-    header[CHECKSUMS] = json.dumps([_tensorshort_hash(t) for t in tensors.values()])
+    header[CHECKSUMS] = json.dumps([_tensor_checksum(t) for t in tensors.values()])
     header[CHECKSUM] = short_hash(json.dumps(header, sort_keys=True).encode())
     with replacing(path) as part:
         part.touch()
@@ -174,7 +174,7 @@ def _check_tensors(
 ) -> dict[str, str]:
     """Check tensors and metadata against their checksums, and return the other metadata."""
     for name, checksum in _pop_checksums(metadata, names, path).items():
-        if name in tensors and _tensorshort_hash(tensors[name]) != checksum:
+        if name in tensors and _tensor_checksum(tensors[name]) != checksum:
             raise ValueError(f"{name} in {path.name} does not agree with its checksum")
     return metadata
 
@@ -200,7 +200,7 @@ def _pop_checksums(metadata: dict[str, str], names: list[str], path: Path) -> di
     return dict(zip(names, json.loads(metadata.pop(CHECKSUMS)), strict=True))
 
 
-def _tensorshort_hash(tensor: Tensor | np.ndarray) -> str:
+def _tensor_checksum(tensor: Tensor | np.ndarray) -> str:
     content: Any
     if isinstance(tensor, np.ndarray):
         kind, content = _torch_name(tensor.dtype), tensor.tobytes()

@@ -164,12 +164,11 @@ class _Elementary(TorchFunctionMode):
     """Replace functions of torch by elementary operations."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        replaced = {torch._weight_norm: _weight_norm, torch.prelu: _prelu}
-        return replaced.get(func, func)(*args, **kwargs or {})
+        return ELEMENTARY.get(func, func)(*args, **kwargs or {})
 
 
 def _prelu(x: Tensor, weight: Tensor) -> Tensor:
-    slopes = weight.view(-1, *[1] * (x.dim() - 2)) if weight.numel() > 1 else weight
+    slopes = weight.reshape(-1, *[1] * (x.dim() - 2)) if weight.numel() > 1 else weight
     return torch.where(x > 0, x, slopes * x)
 
 
@@ -177,3 +176,6 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     """Return g v / ‖v‖ with one norm for each index along `dim`, or one norm in total if `dim` is −1."""
     dims = [d for d in range(v.dim()) if dim == -1 or d != dim % v.dim()]
     return v * (g / v.square().sum(dims, keepdim=True).sqrt())
+
+
+ELEMENTARY: dict[Any, Any] = {torch._weight_norm: _weight_norm, torch.prelu: _prelu}

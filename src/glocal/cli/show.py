@@ -142,9 +142,8 @@ class Plot:
     Kinds: forgetting, accuracy and distance against the learning rate or another option (--over); accuracy-over-tasks
     (average accuracy after every task); matrix (accuracy on every task after every task); loss (the objective over
     epochs); tradeoff (accuracy against forgetting); plasticity (forgetting against the accuracy right after learning);
-    forgetting-by-seed (a line for every seed).
-    matrix and loss show the learning rate that is best on validation
-    data, or on test data where runs have none. Where there are no classes, the test loss takes the place of accuracy.
+    forgetting-by-seed (a line for every seed). matrix and loss show the learning rate that is best on validation data,
+    or on test data where runs have none. Where there are no classes, the test loss takes the place of accuracy.
     For example: glocal plot runs --kind forgetting -o forgetting.png
     """
 

@@ -64,8 +64,8 @@ class Executor(ABC):
     ) -> Any:
         """Call a function for each of some neighbouring runs and stack the results.
 
-        The function takes one run's entries of `trees`, then `shared`. `stream` seeds torch's global generator, for
-        modules which draw from it.
+        The function takes one run's entries of `trees`, then `shared`; parts of its result that are an argument itself
+        come back as `UNCHANGED`. `stream` seeds torch's global generator, for modules which draw from it.
         """
 
     def arrange(self, state: State) -> None:
