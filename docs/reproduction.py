@@ -19,7 +19,7 @@ from glocal.paper import STUDIES, get_study, results
 from glocal.paper.claims import IMPOSTORS, measured_locality, table_rows
 from glocal.paper.comparison import MAX_Z, Comparison, compare, paper_layout, relabel, render
 from glocal.paper.scoreboard import scoreboard
-from glocal.paper.studies.common import MeanInterval
+from glocal.paper.studies.common import MeanInterval, names
 from glocal.paper.studies.retraining import MARGIN, differences, verdict_of
 from glocal.paper.studies.stability import class_difference
 from glocal.paper.study import Row, draw, format_cell, read_cost, read_table
@@ -335,10 +335,18 @@ def draw_differences(tables: Mapping[str, Comparison], path: Path) -> Path:
 
 def missing_results() -> str:
     """Columns and studies that have no results, and the rows that a column lacks."""
-    absent = [f"`{name}`" for name in (*split_text.SPLIT, *STUDIES) if not table_of(name).exists()]
+    absent = [f"`{name}`{_done_so_far(name)}" for name in (*split_text.SPLIT, *STUDIES) if not table_of(name).exists()]
     absent += [missing_rows(COLUMNS[name]) for name in ("rotated-mnist", *split_text.SPLIT) if table_of(name).exists()]
     listing = ", ".join(filter(None, absent))
     return f"## Not here yet\n\nIn place, but not run at full size: {listing}.\n" if listing else ""
+
+
+def _done_so_far(name: str) -> str:
+    """The algorithms whose runs of an unfinished study are there; no conclusion is drawn from them."""
+    file = RESULTS / "unfinished" / f"{name}.parquet"
+    if not file.exists():
+        return ""
+    return f" (done so far: {join(f'`{x}`' for x in names(read_table(file)))})"
 
 
 def missing_rows(column: Column) -> str:

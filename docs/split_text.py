@@ -65,7 +65,7 @@ def split(challenge: str) -> str:
         return ""
     runs = results.read(file)
     comparison = compare(runs)
-    parts = [f"# {challenge}", f"{SPLIT[challenge]}{other_draws(runs)} {cost(runs)}"]
+    parts = [f"# {challenge}", f"{SPLIT[challenge]}{draws(runs)} {cost(runs)}"]
     if any(row.acc.z is not None for row in comparison.rows):
         parts += [agreement(comparison), *first_seed_outliers(runs, comparison)]
     if challenge in MEASURED:
@@ -377,16 +377,10 @@ def first_seed_outliers(runs: Runs, comparison: Comparison) -> list[str]:
     ]
 
 
-def other_draws(runs: Runs) -> str:
-    """Say which runs draw other random numbers than most: those of another protocol."""
-    usual, _ = Counter(run.config.get("protocol") for run in runs).most_common(1)[0]
-    seeds: dict[str, set[int]] = {}
-    for run in runs:
-        if run.config.get("protocol") != usual:
-            seeds.setdefault(algorithm_of(run)[0], set()).add(run.seed)
-    listing = (
-        join(f"seeds {join(map(str, sorted(seed_values)))} of `{name}`" for name, seed_values in seeds.items())
-        if seeds
-        else ""
-    )
-    return f" Trained later, with other random numbers of the same distributions: {listing}." if listing else ""
+def draws(runs: Runs) -> str:
+    """Say how many runs draw the random numbers of each protocol, if there are several."""
+    counts = sorted(Counter(run.config["protocol"] for run in runs).items())
+    if len(counts) < 2:
+        return ""
+    listing = join(f"{count} of protocol {protocol}" for protocol, count in counts)
+    return f" Their random numbers have the same distributions, but come from {len(counts)} protocols: {listing}."

@@ -289,9 +289,9 @@ def test_tasks_in_which_runs_diverge(page: ModuleType) -> None:
 
 def test_runs_that_draw_other_random_numbers(page: ModuleType) -> None:
     runs = [fake_run("er", seed=seed) for seed in range(3)]
-    assert page.split_text.other_draws(Runs(runs)) == ""
-    other = [replace(run, config={**run.config, "protocol": 2}) for run in runs[:2]]
-    assert page.split_text.other_draws(Runs([*runs, *other])).endswith(": seeds 0 and 1 of `er`.")
+    assert page.split_text.draws(Runs(runs)) == ""
+    other = [replace(run, config={**run.config, "protocol": 0}) for run in runs[:2]]
+    assert page.split_text.draws(Runs([*runs, *other])).endswith(": 2 of protocol 0 and 3 of protocol 1.")
 
 
 def test_notes_follow_the_numbers(page: ModuleType) -> None:
