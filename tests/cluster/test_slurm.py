@@ -106,14 +106,19 @@ def test_the_device_of_the_workers(device: str, tmp_path: Path) -> None:
 def test_what_sbatch_is_given(tmp_path: Path, sbatch: Path) -> None:
     """An array, requeued on preemption, with the user's own options."""
     own = options(
-        16, gpus=1, time="4h", partition="gpu", slurm="account=mine,mem_per_cpu=2G,exclude=n1,n2,exclusive=true"
+        16,
+        gpus=1,
+        time="4h",
+        partition="gpu",
+        slurm="account=mine,mem_per_cpu=2G,exclude=n1,n2,export=ALL,SEED=1,exclusive=true",
     )
     jobs = submit(tmp_path / "store", [], own)
     assert [job.job_id for job in jobs] == [f"12_{index}" for index in range(16)]
     lines = set(sbatch.read_text().splitlines())
     wanted = ["array=0-15%16", "requeue", "time=240", "partition=gpu", "gpus-per-node=1", "account=mine"]
     missing = {
-        f"#SBATCH --{option}" for option in [*wanted, "mem-per-cpu=2G", "exclude=n1,n2", "exclusive", "signal=USR2@120"]
+        f"#SBATCH --{option}"
+        for option in [*wanted, "mem-per-cpu=2G", "exclude=n1,n2", "export=ALL,SEED=1", "exclusive", "signal=USR2@120"]
     } - lines
     assert not missing, lines
 

@@ -99,14 +99,18 @@ def submit(store: Path, code: Sequence[str], options: SweepOptions, cluster: str
 
 
 def sbatch_options(text: str) -> dict[str, str | bool]:
-    """Read NAME=VALUE,NAME=VALUE. A part without = continues a value, as in exclude=n1,n2; NAME=true means --NAME."""
+    """Read NAME=VALUE,NAME=VALUE; NAME=true means --NAME.
+
+    A part without = continues a value, as in exclude=n1,n2; so does one in capitals, as in export=ALL,SEED=1.
+    """
     values: dict[str, str] = {}
     name = ""
     for part in filter(None, text.split(",")):
         before, equals, value = part.partition("=")
-        name = before.strip().replace("_", "-") if equals else name
+        is_option = equals and not before.isupper()
+        name = before.strip().replace("_", "-") if is_option else name
         require(bool(name), f"slurm = '{text}' was given; write NAME=VALUE,NAME=VALUE, and NAME=true for a flag.")
-        values[name] = value if equals else f"{values[name]},{part}"
+        values[name] = value if is_option else f"{values[name]},{part}"
     for name in values.keys() & SET_BY.keys():
         raise GlocalError(f"slurm = '{text}' was given; {name} is set by {SET_BY[name]}.")
     return {name: value == "true" or value for name, value in values.items()}
