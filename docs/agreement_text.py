@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import mean, stdev
+from statistics import mean, variance
 from typing import Any, NamedTuple
 
 from markup import join, table
 from scipy import stats
 
 from glocal.paper.claims import TableRow, complete_seeds, impostors, table_rows
-from glocal.paper.comparison import MAX_Z, Comparison, Difference
+from glocal.paper.comparison import MAX_Z, Comparison, Difference, Estimate
 from glocal.report.table import signed
 
 
@@ -23,24 +23,28 @@ def numbers(tables: Mapping[str, Comparison]) -> str:
         for column, comparison in tables.items()
         for _, other_rows in [passes(comparison)]
     ]
-    rows_by_divisor = {}
+    tests = []
     for divisor in DIVISORS:
-        comparisons = {column: with_divisor(divisor, comparison) for column, comparison in tables.items()}
-        rows = [
-            f"`{row}` ({column})" for column, comparison in comparisons.items() for row in differing_rows(comparison)
-        ]
-        rows_by_divisor[divisor] = join(rows) if rows else "none"
-    cases = ", ".join(f"{rows} if the published ± divides by {divisor}" for divisor, rows in rows_by_divisor.items())
+        differences = {
+            f"{measure} of `{row}` ({column})": x
+            for column, comparison in tables.items()
+            for row, pair in row_differences(with_divisor(divisor, comparison)).items()
+            for measure, x in zip(MEASURES, pair, strict=True)
+        }
+        outside = [name for name, x in differences.items() if abs(x.z) > MAX_Z]
+        chance = sum(2 * stats.t.sf(MAX_Z, x.degrees) for x in differences.values())
+        names = f" ({join(outside)})" if outside else ""
+        tests.append(f"{len(outside)} of {len(differences)}{names} if by {divisor}, by chance {chance:.1f}")
     return (
-        "**The numbers.** The paper does not say by what its ± divides. Compared with another algorithm's published "
-        f"numbers, {join(counts)} are within {MAX_Z:g} standard errors too. Rows that are further away, averaged over "
-        "learning rates: "
-        f"{rows_by_divisor['n'] if len(set(rows_by_divisor.values())) == 1 else cases}."
+        "**The numbers.** The paper does not say by what its ± divides. Of each row's ACC and FGT, averaged over "
+        f"learning rates, these are further away than {MAX_Z:g} standard errors: {'; '.join(tests)}. Compared with "
+        f"another algorithm's published numbers, {join(counts)} are within {MAX_Z:g} standard errors too."
     )
 
 
 DIVISORS = "n − 1", "n"
 """What the sum of squares of a published deviation may have been divided by; the paper does not say."""
+MEASURES = "ACC", "FGT"
 
 
 def with_divisor(divisor: str, comparison: Comparison) -> Comparison:
@@ -62,8 +66,17 @@ def with_divisor(divisor: str, comparison: Comparison) -> Comparison:
 
 def degrees_of_freedom(cell: Difference) -> float:
     """Return those of Welch's t-test."""
-    parts = [(x.variance / x.seeds, x.seeds - 1) for x in (cell.ours, cell.published) if x and x.seeds > 1]
-    return sum(part for part, _ in parts) ** 2 / sum(part**2 / degrees for part, degrees in parts)
+    return _welch([_squared_error(x) for x in (cell.ours, cell.published) if x and x.seeds > 1])
+
+
+def _squared_error(sample: Estimate, cells: int = 1) -> tuple[float, int]:
+    """Return the squared standard error of a mean, or its part of that of the mean of several, and its degrees."""
+    return sample.variance / sample.seeds / cells**2, sample.seeds - 1
+
+
+def _welch(squares: Sequence[tuple[float, int]]) -> float:
+    """Return Welch's degrees of freedom of a sum of means, of their squared errors and degrees."""
+    return sum(x for x, _ in squares) ** 2 / sum(x**2 / degrees for x, degrees in squares)
 
 
 def outside_by_chance(comparison: Comparison) -> float:
@@ -113,10 +126,11 @@ def agreement(comparison: Comparison) -> str:
 
 
 class RowDifference(NamedTuple):
-    """Ours minus published of one row, averaged over learning rates, and its standard error."""
+    """Ours minus published of one row, averaged over learning rates, its standard error and degrees of freedom."""
 
     mean: float
     error: float
+    degrees: float
 
     @property
     def z(self) -> float:
@@ -140,11 +154,14 @@ def row_differences(comparison: Comparison) -> dict[str, tuple[RowDifference, Ro
         }
         differences = []
         for name, cells in parts.items():
+            squares = [_squared_error(x.published, len(cells)) for x in cells]
             error = math.sqrt(sum(x.standard_error**2 for x in cells)) / len(cells)
             if len(means := list(row_means(row, name).values())) > 1:
-                theirs = math.sqrt(sum(x.published.variance / x.published.seeds for x in cells)) / len(cells)
-                error = math.hypot(stdev(means) / math.sqrt(len(means)), theirs)
-            differences.append(RowDifference(mean(x.difference for x in cells), error))
+                squares.append((variance(means) / len(means), len(means) - 1))
+                error = math.sqrt(sum(square for square, _ in squares))
+            else:
+                squares += [_squared_error(x.ours, len(cells)) for x in cells if x.ours.seeds > 1]
+            differences.append(RowDifference(mean(x.difference for x in cells), error, _welch(squares)))
         differences_by_row[row.algorithm] = tuple(differences)
     return differences_by_row
 
@@ -155,19 +172,12 @@ def row_means(row: TableRow, statistic: str) -> dict[int, float]:
     return {seed: mean(seed_values[seed] for seed_values in values.values()) for seed in complete_seeds(values)}
 
 
-def differing_rows(comparison: Comparison) -> list[str]:
-    """Return the rows whose mean ACC or FGT is further than `MAX_Z` standard errors from the published one."""
-    return [
-        name for name, differences in row_differences(comparison).items() if any(abs(x.z) > MAX_Z for x in differences)
-    ]
-
-
 def row_differences_table(comparison: Comparison) -> str:
     """Lay out ours minus published of every row, averaged over learning rates."""
     lines = []
     for name, differences in row_differences(comparison).items():
         line = {"algorithm": f"`{name}`"}
-        for title, x in zip(("ACC", "FGT"), differences, strict=True):
+        for title, x in zip(MEASURES, differences, strict=True):
             z = signed(x.z, ".1f")
             line |= {f"{title}: ours − published": f"{signed(x.mean)} ± {x.error:.2f}"}
             line |= {f"{title}: z": f"**{z}**" if abs(x.z) > MAX_Z else z}

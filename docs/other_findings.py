@@ -94,21 +94,24 @@ def distance_and_forgetting(published: Sequence[Run], seed_angle_runs: Sequence[
     seed_rhos, all_rhos = (
         {distance: rank_correlations(runs, distance) for distance in DISTANCES} for runs in (seed_angle_runs, published)
     )
-    counts = {key: sum(x.low > 0 for x in intervals.values()) for key, intervals in seed_rhos.items()}
-    total = len(seed_rhos[PER_TASK])
-    opposite_counts = {key: sum(x.high < 0 for x in intervals.values()) for key, intervals in seed_rhos.items()}
-    parts = [
-        f"at {count} of {total} learning rates by {key}"
-        + (f" (at {n} they forget less)" if (n := opposite_counts[key]) else "")
-        for key, count in counts.items()
-    ]
-    text = f"Do algorithms that move farther forget more? Among the {len(seed_names)} with seed angles, {join(parts)}"
-    if extras := [f"`{name}`" for name in sorted(all_names - seed_names)]:
-        rates = sum(x.low > 0 for x in all_rhos[PER_TASK].values())
-        text += f"; with {join(extras)}, on the published angles, at {rates} of {len(all_rhos[PER_TASK])} by {PER_TASK}"
+    text = (
+        "At how many learning rates do algorithms that move farther forget more? "
+        f"The {len(seed_names)} with seed angles {join(_signs(seed_rhos))}"
+    )
+    if extras := all_names - seed_names:
+        text += f"; with {len(extras)} more and the published angles {join(_signs(all_rhos))}"
     table = "reproduction/claims-by-row.md#distance-and-forgetting-across-algorithms"
-    cause = " No correlation over algorithms shows that the distance is the cause." if any(counts.values()) else ""
-    return f"{text} ([correlations]({table})).{cause}"
+    return f"{text} ([correlations]({table})). This shows no cause, and nothing about other algorithms."
+
+
+def _signs(rhos: Mapping[str, Mapping[float, MeanInterval]]) -> list[str]:
+    """Say at how many learning rates the correlations with a distance are above and below 0."""
+    parts = []
+    for distance, intervals in rhos.items():
+        more, less = (sum(x) for x in zip(*((x.low > 0, x.high < 0) for x in intervals.values()), strict=True))
+        signs = [f"more at {more}"] * (more > 0 or less == 0) + [f"less at {less}"] * (less > 0)
+        parts.append(f"{join(signs)} of {len(intervals)} by {distance}")
+    return parts
 
 
 def correlation_table(published: Sequence[Run], seed_angle_runs: Sequence[Run]) -> str:
@@ -155,7 +158,7 @@ def own_approximations(results: Path) -> str:
         groups = skill_groups(skills)
         diverged_names = sorted(set(names(paired_rows)) - skills.keys())
         texts = [
-            f"{kind}: {', '.join(_with_gain(name, skills) for name in members)}" for kind, members in groups.items()
+            f"{kind}: {', '.join(_with_skill(name, skills) for name in members)}" for kind, members in groups.items()
         ]
         parts.append(
             f"At {lr:g}, {'; '.join([*texts, *([f'diverged: {code(diverged_names)}'] if diverged_names else [])])}."
@@ -168,8 +171,11 @@ def own_approximations(results: Path) -> str:
     )
 
 
-def _with_gain(name: str, skills: Mapping[str, MeanInterval]) -> str:
-    return f"`{name}` (skill {skills[name]})" if skills[name].low > 0 else f"`{name}`"
+def _with_skill(name: str, skills: Mapping[str, MeanInterval]) -> str:
+    """Name an algorithm, with its skill if that is shown to differ from 0."""
+    if not skills[name].low * skills[name].high > 0:
+        return f"`{name}`"
+    return f"`{name}` ({f'{skills[name].mean:+.2g}'.replace('-', '−')})"
 
 
 def assumption(results: Path) -> str:

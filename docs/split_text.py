@@ -52,6 +52,7 @@ MEANS = """Means over seeds, in percent. Differences are taken at the same learn
 over seeds: of few seeds they only tell what a precision may cost at most."""
 FILLING = ("ogd", "ogd-ave", "ogd-gtl")
 """Algorithms whose steps are slower the more they remember."""
+POWER = 0.8
 MAX_SEEDS = 200
 """Seeds that `more_seeds` counts up to."""
 MEASURED = ("split-tinyimagenet",)
@@ -148,13 +149,23 @@ def power(comparison: Comparison) -> list[str]:
     deviation = (interval.high - interval.mean) * math.sqrt(seeds) / stats.t.ppf(0.975, seeds - 1)
     published = [mean(-low_minus_high(row.published["forgetting"]) for row in side) for side in sides]
     difference = published[0] - published[1]
-    half = {n: stats.t.ppf(0.975, n - 1) * deviation / math.sqrt(n) for n in range(2, MAX_SEEDS + 1)}
-    seed_count = next((f"{n}" for n, x in half.items() if x < abs(difference)), f"more than {MAX_SEEDS}")
+    sizes = range(2, MAX_SEEDS + 1)
+    seed_count = next((f"{n}" for n in sizes if _power(difference / deviation, n) > POWER), f"more than {MAX_SEEDS}")
+    ends = (deviation * math.sqrt((seeds - 1) / stats.chi2.ppf(q, seeds - 1)) for q in (0.975, 0.025))
     return [
         f"The difference of local and global algorithms in high − low forgetting is {interval} by {seeds} seeds, and "
-        f"deviates by {deviation:.1f} points between them. To tell the published one, {signed(difference)}, from 0 "
-        f"would take {seed_count} seeds."
+        f"deviates by {deviation:.1f} points between them (95 % interval {' to '.join(f'{x:.1f}' for x in ends)}). "
+        f"With this deviation, {seed_count} seeds would tell the published one, {signed(difference)}, from 0 with a "
+        f"probability of {100 * POWER:.0f} %."
     ]
+
+
+def _power(effect: float, n: int) -> float:
+    """Return the probability that the 95 % t-interval of n values leaves out 0 on the side of their mean.
+
+    `effect` is the mean over the standard deviation.
+    """
+    return float(stats.nct.sf(stats.t.ppf(0.975, n - 1), n - 1, abs(effect) * math.sqrt(n)))
 
 
 def single_images(runs: Runs) -> list[str]:

@@ -32,7 +32,7 @@ from glocal.paper.studies.forgetting import PREDICTORS, paired
 from glocal.paper.studies.hessian import ABOUT_ONE, SEEDS, float32_radii, float32_scores, radius_curve
 from glocal.paper.studies.locality import SHOWN_EPSILON
 from glocal.paper.studies.stability import AFTER_LAST_TASK, REGIMES, effects
-from glocal.paper.studies.theorems import SIDES, variant_differences
+from glocal.paper.studies.theorems import SIDES, second_task, variant_differences
 from glocal.paper.study import Row, format_cell, read_table
 from glocal.report.table import signed
 
@@ -250,10 +250,9 @@ def _jackknife(rows: pl.DataFrame) -> float:
 def theorem1(rows: pl.DataFrame, table: Sequence[Row]) -> str:
     finished_runs = complete_runs(rows, "measured")
     earlier_error = finite_median(finished_runs.filter(pl.col("t") > 2), "forgotten")
-    second_task = {name: finished_runs.filter(t=2, algorithm=name) for name in names(finished_runs)}
     parts = (
-        f"{rank_correlation(*(column(task_rows, side) for side in SIDES)):.2f} for `{name}`"
-        for name, task_rows in second_task.items()
+        f"{signed(rank_correlation(*(column(second_task(part), side) for side in SIDES)))} for `{part['algorithm'][0]}`"
+        for part in rows.partition_by("algorithm", maintain_order=True)
     )
     return rf"""
 Theorem 4.1 states E(t) = ½ Δᵀ H̄ Δ ≥ 0 at minima that are close to each other, if nothing was forgotten before. The
@@ -310,7 +309,7 @@ both, and a trajectory that soon stays in one region, which a decaying rate enfo
 of {stable["dropout"]:g} and a rate that decays by {stable["decay"]:g} per task, without the momentum and the lower
 bound on the rate of its authors' code. With batches of {small:g} in both regimes, as in their scripts for twenty tasks,
 forgetting averaged over learning rates is {parts}, and dropout alone forgets more than plastic SGD at {worse} of
-{len(lrs)} rates.
+{len(lrs)} rates. These batches are those of the figure.
 
 Every combination of dropout, decay and batch size was trained. What each part does to forgetting, averaged over
 learning rates and the other parts, in points with 95 % t-intervals over seeds: {part_effects(rows)} Batches of

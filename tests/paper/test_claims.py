@@ -216,7 +216,7 @@ def test_published_means() -> None:
         "1 for",
         "1 more",
         "−6.00",
-        "−6.00, p = 2/2",
+        "−6.00, p = 1/2",
         "+6.00",
     ]
 

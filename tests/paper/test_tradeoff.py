@@ -85,10 +85,10 @@ def test_the_verdict_follows_the_rows() -> None:
     changes = [{row["algorithm"]: row["Δ final accuracy"] for row in summary.table} for summary in (up, down)]
     assert changes == [{"er": 4.0, "ewc": 0.0}, {"er": -4.0, "ewc": 0.0}]
     assert "agrees" in up.verdict and "does not agree" in down.verdict
-    assert "over 2 seeds with its 95 % interval, is +4.00 [+4.00, +4.00]: agrees" in up.verdict
+    assert "over 2 seeds with its 95 % interval, is −4.00 [−4.00, −4.00]: agrees" in up.verdict
     # Seeds differ by ±1 from 4: a standard error of 1, and t = 12.71.
     unclear = STUDY.summarize(made_up(8.0, spread=2.0)).verdict
-    assert "is +4.00 [−8.71, +16.71]: not settled" in unclear and "agree" not in unclear
+    assert "is −4.00 [−16.71, +8.71]: not settled" in unclear and "agree" not in unclear
     assert (up.table[0]["best final accuracy"], up.table[0]["at lr"]) == (58.0, 0.2)
     lost = STUDY.summarize(made_up(8.0, diverged=True)).verdict
     assert "1 of 16 runs diverged" in lost and "no two seeds, so no interval" in lost
@@ -111,11 +111,11 @@ def test_algorithms_as_units() -> None:
     found = class_difference(pl.DataFrame(rows))
     assert found is not None
     by_seed, by_algorithm, seeds = found
-    assert seeds == 2 and tuple(by_seed) == pytest.approx((7, 7, 7))
-    assert tuple(by_algorithm) == pytest.approx((7, 1, 10, 10))
+    assert seeds == 2 and tuple(by_seed) == pytest.approx((-7, -7, -7))
+    assert tuple(by_algorithm) == pytest.approx((-7, 10, 1, 10))
     whole = [row | {"challenge": "x", "forgetting": 1.0, "learning_accuracy": 1.0} for row in rows]
     verdict = STUDY.summarize(pl.DataFrame(whole)).verdict
-    assert "agrees with the paper for these algorithms. With algorithms as units it is +7.00, p = 1/10: not" in verdict
+    assert "agrees with the paper for these algorithms. With algorithms as units it is −7.00, p = 1/10: not" in verdict
 
 
 @pytest.mark.parametrize("diverged", [False, True])

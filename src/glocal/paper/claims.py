@@ -73,7 +73,8 @@ class Permutation(NamedTuple):
     assignments: int
 
     def __str__(self) -> str:
-        return f"{signed(self.difference)}, p = {self.as_high}/{self.assignments}"
+        as_far = self.as_high if self.difference >= 0 else self.as_low
+        return f"{signed(self.difference)}, p = {as_far}/{self.assignments}"
 
     def phrase(self, above: str, below: str, unclear: str, too_few: str) -> str:
         """Return the phrase for a difference shown to be above 0, below 0, or neither, or that no difference could."""

@@ -47,12 +47,12 @@ GRID = {False: ((1, 5), (30, 90, 180), (100, 400)), True: ((1,), (30, 180), (16,
 SETTING = ["lr", "epochs", "angles", "width"]
 LENS = ["error", "break_time", "radius_over_travel", "quadratic", "sharpness_travel", "advice"]
 RIVALS = ["distance", "lr", "kl", "lr_sqrt_loss"]
-PLAIN = ("advice", "break_time")
-"""Predictors that enter as they are, not as logarithms."""
-LABELS = {"lr": "learning rate", "distance": r"distance $\Vert\theta_t - \theta_{t-1}\Vert_2$"}
-LABELS |= {"error": r"error $\xi$ of the expansion", "radius_over_travel": "radius of the ε-region over the distance"}
 SHARES = (0.05, 0.1, 0.2)
 """Parts of the second task after which its early predictors are measured."""
+PLAIN = ("advice", "break_time", *(f"early_rise_{share:g}" for share in SHARES))
+"""Predictors that enter as they are, not as logarithms: those that may be 0 or negative."""
+LABELS = {"lr": "learning rate", "distance": r"distance $\Vert\theta_t - \theta_{t-1}\Vert_2$"}
+LABELS |= {"error": r"error $\xi$ of the expansion", "radius_over_travel": "radius of the ε-region over the distance"}
 EARLY = ["error", "quadratic", "sharpness_travel", "distance", "kl", "rise"]
 TARGETS = {"R²: best local − er": "gain", "R²: forgetting of sgd": "sgd_forgetting"}
 MIN_WINS = 5

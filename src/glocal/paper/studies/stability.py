@@ -234,7 +234,7 @@ STUDIES = (Stability(), Tradeoff())
 
 
 def class_difference(rows: pl.DataFrame) -> tuple[MeanInterval, Permutation, int] | None:
-    """Compare the change of global algorithms with that of local ones: global − local, from low to high rates.
+    """Compare how accuracy changes from low to high rates: that of local algorithms minus that of global ones.
 
     Returns:
         The difference with seeds as units, paired; with algorithms as units; and the number of seeds. None if a class
@@ -242,7 +242,7 @@ def class_difference(rows: pl.DataFrame) -> tuple[MeanInterval, Permutation, int
     """
     lrs = distinct(rows, "lr")
     sides: list[dict[str, Any]] = []
-    for kind in ("global", "local"):
+    for kind in ("local", "global"):
         parts = rows.filter(pl.col("acc").is_finite(), locality=kind).partition_by("algorithm")
         values = {
             str(part["algorithm"][0]): {lr: dict(part.filter(lr=lr).select("seed", "acc").iter_rows()) for lr in lrs}
@@ -269,10 +269,13 @@ def _difference(rows: pl.DataFrame) -> str:
     by_seed, by_algorithm, seeds = differences
     if seeds < 2:
         return ": no two seeds, so no interval"
-    verdict = by_seed.phrase(agreement(True), agreement(False), "not settled")
-    text = f". The difference, over {seeds} seeds with its 95 % interval, is {by_seed}: {verdict} for these algorithms"
+    verdict = by_seed.phrase(agreement(False), agreement(True), "not settled")
+    text = (
+        f". The difference, local − global, over {seeds} seeds with its 95 % interval, is {by_seed}: {verdict} for "
+        "these algorithms"
+    )
     other_verdict = by_algorithm.phrase(
-        agreement(True), agreement(False), "not settled", "not testable, they are too few"
+        agreement(False), agreement(True), "not settled", "not testable, they are too few"
     )
     return (
         f"{text}. With algorithms as units it is {by_algorithm}: {other_verdict} for other algorithms of these classes"

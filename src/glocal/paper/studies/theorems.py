@@ -102,8 +102,8 @@ class Theorem1Study(TheoremStudy):
         common.lr_colour_bar(figure, colours, panels, rows)
 
     def summarize(self, rows: pl.DataFrame) -> Summary:
-        finite_rows = common.complete_runs(rows, "measured")
-        second, later = finite_rows.filter(t=2), finite_rows.filter(pl.col("t") != 2)
+        second = second_task(rows)
+        later = common.complete_runs(rows, "measured").filter(pl.col("t") != 2)
         table = group(
             second.sort("lr", maintain_order=True),
             ["lr"],
@@ -119,12 +119,20 @@ class Theorem1Study(TheoremStudy):
         )
         if second.is_empty():
             return Summary(table, "No run has a finite loss.")
-        later_text = f" (after later tasks {percent_within(later, 'quadratic'):.0f} %)" if len(later) else ""
         verdict = (
             f"The quadratic form of Theorem 4.1 is within a factor of {FACTOR:g} of E(2) in "
-            f"{percent_within(second, 'quadratic'):.0f} % of {len(second)} runs{later_text}."
+            f"{percent_within(second, 'quadratic'):.0f} % of {len(second)} runs."
         )
-        return Summary(table, verdict + common.diverged_note(rows, "measured"))
+        if len(later):
+            verdict += f" For E(t) after later tasks it is in {percent_within(later, 'quadratic'):.0f} %."
+            if note := common.diverged_note(rows, "measured"):
+                verdict += f"{note[:-1]} there."
+        return Summary(table, verdict)
+
+
+def second_task(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows after the second task of all runs that had not diverged by then."""
+    return rows.filter(pl.col("measured").is_finite(), t=2)
 
 
 def percent_within(rows: pl.DataFrame, name: str) -> float:
