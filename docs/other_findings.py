@@ -101,7 +101,7 @@ def distance_and_forgetting(published: Sequence[Run], seed_angle_runs: Sequence[
     if extras := all_names - seed_names:
         text += f"; with {len(extras)} more and the published angles {join(_signs(all_rhos))}"
     table = "reproduction/claims-by-row.md#distance-and-forgetting-across-algorithms"
-    return f"{text} ([correlations]({table})). This shows no cause, and nothing about other algorithms."
+    return f"{text} ([correlations]({table})). This shows no cause."
 
 
 def _signs(rhos: Mapping[str, Mapping[float, MeanInterval]]) -> list[str]:

@@ -268,8 +268,8 @@ def agreement_verdict(tables: Mapping[str, Comparison]) -> str:
         outside = [outside_by_chance(variant) for variant in variants.values()]
         agree &= all(n - passed <= x for passed, n, x in zip(within, total, outside, strict=True))
         parts.append(
-            f"{within[0]} of {total[0]}, or {within[1]} if its ± divides by {DIVISORS[1]}, are within {MAX_Z:g} "
-            f"standard errors, where equal means would put {total[0] - outside[0]:.0f} ({name})"
+            f"{within[0]} of {total[0]}, {within[1]} if ± divides by {DIVISORS[1]}, are within {MAX_Z:g} standard "
+            f"errors, with equal means {total[0] - outside[0]:.0f} ({name})"
         )
     return f"**{'Our' if agree else 'Not all of our'} numbers agree with the paper's**: {'; '.join(parts)}."
 

@@ -266,3 +266,15 @@ def _mean(values: np.ndarray) -> Statistic:
     """Return the mean over tasks, NaN if there are none."""
     mean = values.mean(axis=-1) if values.shape[-1] else np.full(values.shape[:-1], np.nan)
     return mean if mean.ndim else float(mean)
+
+
+def learning_curves(runs: Sequence[Run]) -> np.ndarray:
+    """Return obj_t after every epoch, (runs, T, epochs).
+
+    A run that stopped a task early keeps its last value for as long as another goes on; then follows NaN.
+    """
+    curves = np.stack([run.arrays["epoch_loss"] for run in runs])
+    ended = np.isnan(curves).all(0)
+    for epoch in range(1, curves.shape[2]):
+        curves[..., epoch] = np.where(np.isnan(curves[..., epoch]), curves[..., epoch - 1], curves[..., epoch])
+    return np.where(ended, np.nan, curves)

@@ -401,6 +401,11 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
         ],
         ["1,000,000,000"],
     ),
+    "options given twice": (
+        lambda p: [*RUN[:2], "ewc", "--options", "penalty=7", "--options", "fisher=exact"],
+        ["--options was given 2 times"],
+    ),
+    "a flag in two spellings": (lambda p: [*RUN, "--train_eval=5", "--train-eval", "6"], ["--train-eval"]),
     "control characters": (lambda p: ["run", "rotated-digits", "\x1b]0;owned\x07"], ["\\x1b"]),
 }
 

@@ -180,7 +180,9 @@ def test_statistics_of_batchnorm_are_those_of_each_checkpoint() -> None:
     assert float(found.forgetting.statistics[1, 0]) == pytest.approx(measured, rel=1e-5)
     assert bool(found.inside[1, 0]) and abs(float(found.forgetting.error[1, 0])) < 1e-6
     draw_examination(found, Figure())
-    assert examine(module, "cross-entropy", tasks, states, abs(measured) / 2).warning is not None
+    warning = examine(module, "cross-entropy", tasks, states, abs(measured) / 2).warning
+    assert warning is not None and f"{'raised' if measured > 0 else 'lowered'} old losses" in warning
+    assert f"{abs(measured):.3g}" in warning
     assert examine(module, "cross-entropy", tasks, states, abs(measured) * 2).warning is None
 
 

@@ -145,7 +145,9 @@ def test_curves_go_on_where_a_seed_stopped_early_and_seeds_are_whole() -> None:
     runs[1].arrays["epoch_loss"][:, 2] = np.nan
     text = render_page([content(runs)])
     (group,) = data_of(text)["groups"]
-    assert [mean for _, mean, *_ in group["loss"]] == pytest.approx(runs[0].arrays["epoch_loss"].ravel().tolist(), 1e-4)
+    curves = runs[0].arrays["epoch_loss"].copy()
+    curves[:, 2] = (curves[:, 1] + curves[:, 2]) / 2  # the stopped seed keeps its last value
+    assert [mean for _, mean, *_ in group["loss"]] == pytest.approx(curves.ravel().tolist(), 1e-4)
     assert "0, 20261118" in text
 
 

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
-from glocal.errors import GlocalError
+from glocal.errors import GlocalError, GlocalWarning
 from glocal.report.figure import make_figure
 from glocal.report.plots import KINDS, draw, drawing
 from glocal.report.summary import View, group_runs
@@ -217,6 +217,19 @@ def test_an_option_that_is_no_number_or_zero_has_a_place_for_each_value() -> Non
         np.testing.assert_allclose([heights[i] for i in range(len(values))], expected)
 
 
+def test_texts_with_spaces_and_optimizers_to_compare_by() -> None:
+    """Every algorithm has one line, through the points of all values."""
+    modes = ("big step", "small step", "one")
+    runs = [fake_run("er", lost=0.1 * i, options={"mode": x}, label=f"er mode={x}") for i, x in enumerate(modes)]
+    (axes,) = make_figure(drawing(runs, "accuracy", over="mode")).axes
+    assert [(line.get_label(), len(np.asarray(line.get_xdata()))) for line in axes.lines] == [("er (global)", 3)]
+    sgd, adam = fake_run("er"), fake_run("er", label="er · adam")
+    adam = replace(adam, config={**adam.config, "optimizer": {"name": "adam", "options": {"beta1": 0.9}}})
+    (axes,) = make_figure(drawing([sgd, adam], "accuracy", over="optimizer")).axes
+    assert [(line.get_label(), len(np.asarray(line.get_xdata()))) for line in axes.lines] == [("er (global)", 2)]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["adam", "sgd"]
+
+
 def test_options_to_compare_by_that_runs_do_not_have() -> None:
     runs = [fake_run("er"), fake_run("ewc", options={"penalty": 1.0})]
     with pytest.raises(GlocalError, match=r"er has no option 'penalty'.*--where algorithm=ewc,"):
@@ -270,6 +283,48 @@ def test_texts_do_not_overlap(kind: str, look: dict[str, Any]) -> None:
         for epochs in ((2,) if "width" in look else (2, 3))
     ]
     assert overlapping(make_figure(drawing(runs, kind), **look)) == []
+
+
+@pytest.mark.parametrize("kind", ["forgetting", "loss", "tradeoff"])
+def test_legends_are_whole(kind: str) -> None:
+    """Of as many algorithms as there are, one of them with a name that matplotlib would hide."""
+    names = ["_own", *(f"method-{i}" for i in range(30))]
+    runs = [fake_run(name, lr, label=name) for name in names for lr in (0.001, 0.1)]
+    figure = make_figure(drawing(runs, kind))
+    assert not any(text == "the border" for _, text in overlapping(figure))
+    (legend,) = figure.legends
+    assert [text.get_text().split(",")[0].strip() for text in legend.get_texts()][:2] == [
+        "_own (local)",
+        "method-0 (local)",
+    ]
+    assert len(legend.get_texts()) == len(names)
+
+
+@pytest.mark.parametrize("look", [{}, {"width": 3.3}, {"width": 6.0, "style": "talk"}])
+def test_learning_rates_of_many_digits_do_not_overlap(look: dict[str, Any]) -> None:
+    runs = [fake_run(name, lr) for name in ("sgd", "ewc") for lr in np.logspace(-3, 0, 7).tolist()]
+    for kind in ("forgetting", "distance"):
+        figure = make_figure(drawing(runs, kind), **look)
+        assert overlapping(figure) == []
+        assert all(axes.get_window_extent().width > 100 for axes in figure.axes)
+
+
+def test_a_seed_that_stops_early_keeps_its_last_objective() -> None:
+    """Means of (3, 2, 1) and (5, 1, –) are 4, 1.5 and 1; nothing is drawn where both have stopped."""
+    runs = [fake_run("er", seed=seed, tasks=1, epochs=4) for seed in (1, 2)]
+    for run, values in zip(runs, ((3, 2, 1, np.nan), (5, 1, np.nan, np.nan)), strict=True):
+        run.arrays["epoch_loss"][:] = values
+    (axes,) = drawn(runs, "loss")
+    heights: np.ndarray = np.ma.filled(np.ma.asarray(axes.lines[0].get_ydata(orig=True), dtype=float), np.nan)
+    np.testing.assert_allclose(heights, [4, 1.5, 1, np.nan])
+    assert "keeps its last value" in words(runs, "loss")
+
+
+def test_challenges_with_nothing_to_show_say_so(runs: list[Run]) -> None:
+    lost = [fake_run("er", lr, challenge="other", diverged=1) for lr in LRS]
+    assert "nothing to show" in words([*runs, *lost], "forgetting")
+    with pytest.warns(GlocalWarning, match="all runs of other diverged"):
+        drawn([*runs, *lost], "matrix")
 
 
 def test_width_in_inches(runs: list[Run]) -> None:

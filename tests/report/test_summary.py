@@ -190,6 +190,24 @@ def test_only_what_can_be_compared_is_marked() -> None:
         assert "Bold: the best values" in other and "*:" not in other
 
 
+def test_numbers_that_agree_in_the_digits_of_a_label_are_not_averaged() -> None:
+    values, label = (0.5000001, 0.5000004), "ewc penalty=0.5"
+    runs = [fake_run("ewc", seed=s, options={"penalty": x}, label=label) for x in values for s in (1, 2)]
+    rows = summary.rows(runs)
+    assert [row["seeds"] for row in rows] == [2, 2]
+    assert all(str(x) in row["algorithm"] for x, row in zip(values, rows, strict=True))
+
+
+def test_a_setting_that_stands_twice_in_a_configuration_is_shown_once() -> None:
+    runs = []
+    for setting in ("class", "task"):
+        run = fake_run("er", setting=setting)
+        challenge = run.config["challenge"] | {"setting": setting, "options": {"setting": setting}}
+        runs.append(replace(run, config={**run.config, "challenge": challenge}))
+    names = {"rotated-digits · setting class", "rotated-digits · setting task"}
+    assert {row["challenge"] for row in summary.rows(runs)} == names
+
+
 def test_options_may_differ_between_challenges() -> None:
     runs = [fake_run("ewc", challenge=c, options={"penalty": x}) for c, x in (("a", 0.7), ("b", 10.0))]
     assert {row["algorithm"] for row in summary.rows(runs)} == {"ewc"}

@@ -12,10 +12,11 @@ import signal
 import sys
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import make_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import tyro
 
@@ -159,11 +160,21 @@ def _parse_command(arguments: list[str], commands: Mapping[str, Any], prog: str,
         return _tyro(_union(commands), prog, arguments, description=description)
     name, rest = arguments[0], arguments[1:]
     require_known("command" if commands is COMMANDS else "experiment", name, commands)
+    _refuse_repeated(commands[name], rest)
     if commands[name] is Sweep:
         sweep_file, _ = _tyro(SweepFile, "glocal sweep", rest, return_unknown_args=True, add_help=False)
         if sweep_file.file is not None:
             return _tyro(Sweep, "glocal sweep", rest, default=Sweep.from_file(sweep_file.file))
     return _tyro(commands[name], f"{prog} {name}", rest)
+
+
+def _refuse_repeated(kind: Any, arguments: list[str]) -> None:
+    """Raise an error if a flag is given twice, of which the last would count, but for those whose values add up."""
+    additive = {f"--{name}" for name, hint in get_type_hints(kind).items() if hint == tuple[tuple[str, ...], ...]}
+    flags = [argument.partition("=")[0].replace("_", "-") for argument in arguments if argument.startswith("--")]
+    for flag, count in Counter(flags).items():
+        message = f"{flag} was given {count} times; give it once, with all its values behind it."
+        require(count == 1 or flag in additive, message)
 
 
 def _union(commands: Mapping[str, Any]) -> Any:

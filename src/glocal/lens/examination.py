@@ -88,15 +88,19 @@ class Examination:
 
     @property
     def warning(self) -> str | None:
-        """A warning if BatchNorm statistics alone changed old losses by ε or more."""
+        """A warning if BatchNorm statistics alone raised or lowered old losses by ε or more."""
         changes = self.forgetting.statistics[self.later]
-        if not bool((changes.abs() >= self.epsilon).any()):
-            return None
-        largest = float(changes[changes.abs().argmax()])
-        return (
-            f"BatchNorm's running statistics alone changed old losses by up to {largest:+.3g}. Freeze them after the "
-            "first task, or keep them for each task."
-        )
+        if bool((changes >= self.epsilon).any()):
+            return (
+                f"BatchNorm's running statistics alone raised old losses by up to {float(changes.max()):.3g}. Freeze "
+                "them after the first task, or keep them for each task."
+            )
+        if bool((-changes >= self.epsilon).any()):
+            return (
+                f"BatchNorm's running statistics alone lowered old losses by up to {float(-changes.min()):.3g}. The "
+                "measured forgetting has this; the expansion, which is one in the parameters alone, does not."
+            )
+        return None
 
     @property
     def largest(self) -> Tensor:

@@ -113,7 +113,9 @@ def _label(choice: Group, groups: Iterable[Group]) -> str:
     differences = {
         k: v for k, v in choice_settings.items() if k == "lr" or any(other.get(k) != v for other in other_settings)
     }
-    return " ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in differences.items())
+    short = {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in differences.items()}
+    exact = {k: isinstance(v, float) and float(short[k]) != v for k, v in differences.items()}
+    return " ".join(f"{k}={v if exact[k] else short[k]}" for k, v in differences.items())
 
 
 def _warn_unequal(challenge: str, algorithms: Mapping[tuple[str, str], Sequence[Group]]) -> None:

@@ -25,6 +25,10 @@ NARROW = 0.85
 """Legends stand below a figure that is narrower than this share of the width that its panels ask for."""
 
 
+LEGEND_MARGIN = 0.3
+"""Inches by which a figure is higher than the legend beside its panels."""
+
+
 class InlineFigure(Figure):
     """A figure that notebooks show."""
 
@@ -53,10 +57,14 @@ def make_figure(
         figure = InlineFigure(figsize=((width or MAX_WIDTH) / scale, 4.0), layout="constrained", dpi=dpi)
         draw(figure)
         figure_width, height = scale * figure.get_size_inches()
+        lines = 0
         if width is not None:
             share, figure_width = width / figure_width, width
             lines = sum(_move_below(figure, legend, width) for legend in list(figure.legends)) if share < NARROW else 0
             height = height * min(max(share, 0.85), 1.3) + 0.2 * scale * lines
+        if not lines:  # the legend is beside the panels
+            heights = (legend.get_window_extent().height / figure.dpi for legend in figure.legends)
+            height = max([height, *(legend_height + LEGEND_MARGIN for legend_height in heights)])
         figure.set_size_inches(figure_width, height)
     return figure
 

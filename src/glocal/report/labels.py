@@ -41,15 +41,34 @@ def label_runs(runs: Iterable[Run], over: str = "lr") -> list[tuple[str, str, Ru
     # Options of an algorithm may differ between challenges; only differences within a challenge extend its label.
     part_names = [tuple(run.config.get(part, {}).get("name") for part in parts) for run in distinct]
     names = list(zip(challenges, part_names, strict=True))
-    bases = [re.sub(rf" {re.escape(over)}=(\([^)]*\)|\S+)", "", run.algorithm) for run in distinct]
+    bases = [_without(run.algorithm, over, run) for run in distinct]
     algorithms = _labels(bases, names, [options for _, options, *_ in texts], " ", _format_option)
     return list(zip(challenges, algorithms, distinct, strict=True))
 
 
 def option_value(run: Run, over: str) -> Any:
     """Return the value of the option by which runs are compared: a number or a text."""
+    if over == "optimizer":
+        return _split_optimizer(run)[1]
     value = run.lr if over == "lr" else run.settings[over]
     return value if is_number(value) else as_text(value)
+
+
+def _split_optimizer(run: Run) -> tuple[str, str]:
+    """Return the labels of a run's algorithm and of its optimiser, both with their options."""
+    algorithm, _, optimizer = (
+        run.algorithm.rpartition(" · ") if "optimizer" in run.config else (run.algorithm, "", "sgd")
+    )
+    return algorithm, optimizer
+
+
+def _without(label: str, option: str, run: Run) -> str:
+    """Return a run's label without an option."""
+    if option == "optimizer":
+        return _split_optimizer(run)[0]
+    value = run.settings.get(option)
+    text = re.escape(value) if isinstance(value, str) else r"\([^)]*\)|\[[^]]*\]|\S+"
+    return re.sub(rf" {re.escape(option)}=({text})(?= |$)", "", label)
 
 
 def _config_without(run: Run, option: str, runs: Sequence[Run]) -> dict[str, Any]:
@@ -62,10 +81,10 @@ def _config_without(run: Run, option: str, runs: Sequence[Run]) -> dict[str, Any
         options = config.get(part, {}).get("options", {})
         if option in options:
             return config | {part: config[part] | {"options": {k: v for k, v in options.items() if k != option}}}
-    if option in ("epochs", "batch_size", "precision") and option in run.settings:
+    if option == "optimizer" or (option in ("epochs", "batch_size", "precision") and option in run.settings):
         return {k: v for k, v in config.items() if k != option}
     part, key = {"tasks": ("challenge", "tasks"), "source": ("algorithm", "source")}.get(option, (option, "name"))
-    if option in ("network", "optimizer", "tasks") or (option == "source" and option in run.settings):
+    if option in ("network", "tasks") or (option == "source" and option in run.settings):
         return config | {part: {k: v for k, v in config.get(part, {}).items() if k != key}}
     runs_without = [other for other in runs if option not in other.settings]
     for part in ("algorithm", "optimizer"):
@@ -105,7 +124,15 @@ def _labels(
         parts = [
             form(key, values[key]) for key in differing_keys[kind] if key in values and f" {_last(key)}=" not in base
         ]
-        labels[base, kind, text] = join.join([base, *filter(None, parts)])
+        labels[base, kind, text] = join.join([base, *dict.fromkeys(filter(None, parts))])
+    equal: dict[object, list[str]] = {}
+    for (_, kind, text), label in labels.items():
+        equal.setdefault((kind, label), []).append(text)
+    for (base, kind, text), label in labels.items():
+        # Numbers may agree in the digits that are shown: then all digits are.
+        others = [settings[other] for other in equal[kind, label]]
+        keys = [k for k, value in settings[text].items() if any(other.get(k) != value for other in others)]
+        labels[base, kind, text] = join.join([label, *(f"{_last(k)}={settings[text][k]}" for k in keys)])
     return [labels[entry] for entry in zip(bases, kinds, texts, strict=True)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from glocal import metrics
-from glocal.errors import GlocalError, require, require_known
+from glocal.errors import GlocalError, GlocalWarning, require, require_known
 from glocal.report.style import (
     FAINT,
     TITLE_COLOURS,
@@ -141,8 +142,8 @@ def draw_tradeoff(figure: Figure, groups: Sequence[Group], view: View, names: tu
 
     `names` are those of the x and the y axis.
     """
+    values = sorted({group.x for group in groups}, key=natural_order)
     for axes, members, lines in _challenge_panels(figure, groups, _finite_groups(groups, view, *names), 3.9, 3.8):
-        values = sorted({group.x for group in members}, key=natural_order)
         for line, style in lines:
             x, y = (np.array([group.statistics(view)[name] for group in line]).T for name in names)
             sizes = [16 + 64 * values.index(group.x) / max(len(values) - 1, 1) for group in line]
@@ -154,7 +155,6 @@ def draw_tradeoff(figure: Figure, groups: Sequence[Group], view: View, names: tu
         axes.set(
             **{f"{axis}label": _axis_label(name, view, members[0]) for axis, name in zip("xy", names, strict=True)}
         )
-    values = sorted({group.x for group in groups}, key=natural_order)
     option_range = f"{_option_name(groups)}, {_format_x(values[0])} to {_format_x(values[-1])}"
     text = f"points grow with the {option_range}" if len(values) > 1 else None
     legend(figure, _titles(groups), "; ".join(filter(None, [text, _deviation_note(groups, "bars at the last points")])))
@@ -251,13 +251,15 @@ def draw_matrix(figure: Figure, groups: Sequence[Group], view: View) -> None:
 def draw_loss(figure: Figure, groups: Sequence[Group], view: View) -> None:
     """Draw the mean of obj_t over each epoch at each algorithm's best learning rate or other option."""
     options: dict[str, list[str]] = {}
+    stops = False
     finished_groups = [group for group in groups if group.finished]
     for axes, members, lines in _challenge_panels(figure, groups, finished_groups, 4.6, 3.4):
         tasks = max(group.tasks for group in members)
         low, high = np.inf, -np.inf
         for line, style in lines:
             best = best_group(line, view)
-            curves = np.ma.masked_invalid(np.stack([run.arrays["epoch_loss"] for run in best.finished]))
+            curves = np.ma.masked_invalid(metrics.learning_curves(best.finished))
+            stops |= any(np.isnan(run.arrays["epoch_loss"]).any() for run in best.finished)
             _, count, epochs = curves.shape
             x = (np.arange(count)[:, None] + (np.arange(epochs) + 1) / epochs).ravel()
             mean, std = (f(curves, axis=0).ravel() for f in (np.mean, np.std))
@@ -282,7 +284,8 @@ def draw_loss(figure: Figure, groups: Sequence[Group], view: View) -> None:
     labels = {
         title: f"{title}, {' / '.join(dict.fromkeys(options[title]))}" for title in _titles(groups) if title in options
     }
-    legend(figure, labels, "; ".join(filter(None, [choice_note, _deviation_note(groups, "bands")])))
+    stop_note = "a seed that stopped a task early keeps its last value" if stops else None
+    legend(figure, labels, "; ".join(filter(None, [choice_note, _deviation_note(groups, "bands"), stop_note])))
 
 
 KINDS: dict[str, Callable[[Figure, Sequence[Group], View], None]] = {
@@ -316,7 +319,8 @@ def _challenge_panels(
     styles = line_styles((group.algorithm, group.locality) for group in groups)
     parts = split_groups(groups, "challenge")
     per_row = min(len(parts), max(1, int(figure.get_figwidth() / (panels_each * MIN_PANEL_WIDTH))))  # challenges
-    columns, rows = per_row * panels_each, -(-len(parts) // per_row)
+    columns = per_row * panels_each if figure.get_figwidth() > panels_each * MIN_PANEL_WIDTH else 1
+    rows = -(-len(parts) * panels_each // columns)
     width = min(width, figure.get_figwidth() / columns)
     figure.set_size_inches(columns * width + 1.5, rows * height)
     height_of_subtitles = max(len(_subtitle(members)) for members in parts)
@@ -329,9 +333,12 @@ def _challenge_panels(
         if number % panels_each == 0:
             title = wrap(members[0].challenge, width - 0.8)
             axes.set_title(title, loc="left", pad=pad, fontweight="bold")
-            subtitle, look = "\n".join(_subtitle(members)), {"color": FAINT, "fontsize": "small", "linespacing": 1.1}
-            axes.text(0, 1.02, subtitle, transform=axes.transAxes, va="bottom", **look)
+            look: dict[str, Any] = {"color": FAINT, "fontsize": "small", "linespacing": 1.1, "va": "bottom"}
+            above: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "xytext": (0, 4)}
+            axes.annotate("\n".join(_subtitle(members)), (0, 1), **above, **look)
         lines = split_groups((group for group in members if group in drawable), "title")
+        if not lines:
+            axes.text(0.5, 0.5, "nothing to show", transform=axes.transAxes, color=FAINT, ha="center")
         panels.append((axes, members, [(line, styles[line[0].algorithm, line[0].locality]) for line in lines]))
     return panels
 
@@ -340,6 +347,11 @@ def _algorithm_panels(
     figure: Figure, groups: Sequence[Group], width: float, height: float
 ) -> list[tuple[SubFigure, list[tuple[Axes, list[Group]]]]]:
     """Make a titled section per challenge, one below the other, with a panel per algorithm that has finished runs."""
+    for members in split_groups(groups, "challenge"):
+        if not any(group.finished for group in members):
+            warnings.warn(
+                f"all runs of {members[0].challenge} diverged: it has no panels.", GlocalWarning, stacklevel=2
+            )
     challenges = [
         split_groups(members, "title") for members in split_groups((g for g in groups if g.finished), "challenge")
     ]

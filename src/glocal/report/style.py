@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ import numpy as np
 
 from glocal.errors import unknown
 from glocal.files import user_path
-from glocal.report.table import format_lr
 from glocal.store.conditions import as_text, is_number, natural_order
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 LEGEND_WIDTH = 2.0
 """Inches of a line of text in a legend."""
+PANEL_WIDTH, CROWDED_WIDTH, CHARACTER_WIDTH = 3.6, 1.8, 0.07
+"""Inches of an axis for its labels, and of a character of these."""
 INK, FAINT = "#333333", "#6E6E6E"
 # Paul Tol's colour-blind-safe colours; dashes and markers carry the same information without colour.
 COOL = ("#0077BB", "#009988", "#33BBEE", "#332288", "#44AA99", "#6699CC")
@@ -100,12 +102,14 @@ def legend(figure: Figure, names: Iterable[str] | Mapping[str, str], note: str |
 
     A mapping gives the texts to show instead of the names.
     """
+    texts = names if isinstance(names, Mapping) else {name: name for name in names}
     handle_of: dict[str, Any] = {}
     for axes in figure.axes:
-        handles, labels = axes.get_legend_handles_labels()
-        handle_of |= dict(zip(labels, handles, strict=True))
-    texts = names if isinstance(names, Mapping) else {name: name for name in names}
-    entries = {wrap(texts[name], LEGEND_WIDTH): handle_of[name] for name in texts if name in handle_of}
+        handles: list[Any] = [*axes.lines, *axes.collections, *axes.containers]
+        handle_of |= {str(handle.get_label()): handle for handle in handles}
+    # Matplotlib hides what begins with an underscore.
+    shown = {re.sub("^_", " _", wrap(text, LEGEND_WIDTH)): handle_of.get(name) for name, text in texts.items()}
+    entries = {text: handle for text, handle in shown.items() if handle is not None}
     title = wrap(note, LEGEND_WIDTH) + "\n" if note else None
     options: dict[str, Any] = {"title": title, "alignment": "left", "handlelength": 2.8, "labelspacing": 0.7}
     figure.legend(entries.values(), entries, loc="outside right center", **options)
@@ -160,12 +164,14 @@ def option_axis(axes: Axes, values: Iterable[Any], name: str, crowded: bool = Fa
     low, high = min(places), max(places)
     margin = (high / low) ** 0.08 if high > low else 2.0
     axes.set_xlim(low / margin, high * margin)
-    ticks = _select_ticks(sorted(places), max_ticks=4 if crowded else 8)
-    axes.set_xticks(ticks, [format_lr(value) for value in ticks])
+    labels = {value: np.format_float_positional(value, 3, fractional=False, trim="-") for value in sorted(places)}
+    room = (CROWDED_WIDTH if crowded else PANEL_WIDTH) / (max(map(len, labels.values())) * CHARACTER_WIDTH + 0.1)
+    ticks = _select_ticks(list(labels), room)
+    axes.set_xticks(ticks, [labels[value] for value in ticks])
     axes.set_xticks([], minor=True)
 
 
-def _select_ticks(lrs: Sequence[float], max_ticks: int) -> list[float]:
+def _select_ticks(lrs: Sequence[float], max_ticks: float) -> list[float]:
     """Choose ticks whose labels do not overlap: the ends first, then powers of ten, then the others."""
     spacing = np.log(lrs[-1] / lrs[0]) / max_ticks - 1e-9
     ticks = {lrs[0], lrs[-1]}

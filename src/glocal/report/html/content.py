@@ -246,7 +246,7 @@ def _group(group: Group, best: bool) -> dict[str, Any]:
     """Return a group: its labels, its accuracy after every task and its learning curve."""
     finished, T = group.finished, group.tasks
     R = np.stack([metrics.shown_matrix(run) for run in finished]) if finished else np.empty((0, T + 1, T))
-    curves = np.stack([run.arrays["epoch_loss"].ravel() for run in finished]) if finished else np.empty((0, 0))
+    curves = metrics.learning_curves(finished).reshape(len(finished), -1) if finished else np.empty((0, 0))
     epochs = curves.shape[1] // T if finished else 1
     return {
         "challenge": group.challenge,
@@ -256,7 +256,7 @@ def _group(group: Group, best: bool) -> dict[str, Any]:
         "best": best,
         "tasks": [[t, *_interval(metrics.average_accuracy(R, t))] for t in range(1, T + 1) if finished],
         "loss": [
-            [_number((i + 1) / epochs), *_interval(curves[np.isfinite(curves[:, i]), i])]  # NaN: its task had ended
+            [_number((i + 1) / epochs), *_interval(curves[np.isfinite(curves[:, i]), i])]  # NaN: all had ended the task
             for i in _spread(curves.shape[1], MAX_POINTS)
         ],
         **_intervals(group),

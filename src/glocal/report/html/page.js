@@ -97,9 +97,13 @@ function drawOver(name) {
   const on = option.series.map(() => false), runs = [], means = [];
   const ticks = [...new Set(option.series.filter(here).flatMap((series) => series.rows.map((row) => row.x)))];
   const names = [...new Set(option.series.filter(here).map((series) => series.family))];
-  const low = Math.min(...ticks), high = Math.max(...ticks);  // algorithms stand a little apart
+  const low = Math.min(...ticks), high = Math.max(...ticks);  // algorithms stand a little apart, within their tick
+  const scale = (x) => option.kind === "log" ? Math.log(x / low) / Math.log(high / low) : (x - low) / (high - low);
+  const shares = high > low ? ticks.map(scale).sort((a, b) => a - b) : [0, 1];
+  const room = Math.min(...shares.slice(1).map((share, i) => share - shares[i]));
+  const step = Math.min(0.012, 0.4 * room / names.length);
   const dodge = (family, x) => {
-    const share = 0.012 * (names.indexOf(family) - (names.length - 1) / 2);
+    const share = step * (names.indexOf(family) - (names.length - 1) / 2);
     return option.kind === "log" ? x * (high / low) ** share : option.kind === "linear" ? x + (high - low) * share : x;
   };
   data.runs.forEach((run, i) => {
