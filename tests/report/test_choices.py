@@ -78,6 +78,17 @@ def test_options_are_part_of_the_configuration() -> None:
     assert (row["choice"], row["configurations"]) == ("lr=0.1 penalty=10", 4)
 
 
+def test_versions_of_the_code_of_an_algorithm_choose_each_for_itself() -> None:
+    runs = []
+    for source, table in (("0a", ER), ("0b", SGD)):
+        for run in sweep("mine", table):
+            algorithm = {**run.config["algorithm"], "source": source}
+            runs.append(replace(run, config={**run.config, "algorithm": algorithm}))
+    rows = Runs(runs).choose("oracle-test").to_dicts()
+    chosen = {row["algorithm"]: (row["choice"], row["configurations"]) for row in rows}
+    assert chosen == {"mine source=0a": ("lr=0.5", 2), "mine source=0b": ("lr=0.1", 2)}
+
+
 def test_diverged_runs_and_unequal_sweeps_are_told() -> None:
     lost = [trained("er", 0.9, seed, 0.99, 0.99, 0.99, diverged=5 if seed == 1 else None) for seed in SEEDS]
     with pytest.warns(GlocalWarning, match="unequal numbers of configurations on rotated-digits .*: er 3, sgd 2"):

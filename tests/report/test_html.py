@@ -193,6 +193,14 @@ def test_two_stores_pair_equal_options_under_one_label() -> None:
     ]
 
 
+def test_two_stores_pair_equal_settings_under_one_label() -> None:
+    """Where a store has runs of two and of three tasks, its labels name them; the other store's need not."""
+    old = [fake_run("er", tasks=tasks, seed=seed) for tasks in (2, 3) for seed in (1, 2)]
+    notes, rows = changes(content(old, "a"), content(old[2:], "b"))
+    assert notes == ["1 of 2 groups are in a alone.", "The settings of all groups in both are equal."]
+    assert [row["mean"] for row in rows] == [0, 0, 0]
+
+
 def examined() -> Examined:
     torch.manual_seed(0)
     x, y = torch.randn(30, 3), torch.arange(30) % 2

@@ -61,7 +61,24 @@ def test_conditions_beside_functions(runs: Runs) -> None:
 
 def test_an_option_does_not_hide_a_setting() -> None:
     run: Run = fake_run("er", 0.1, 3, options={"seed": 7, "slots": 5})
-    assert run.settings["seed"] == 3 and set(run.settings) == {*SETTINGS, "slots"}
+    assert run.settings["seed"] == 3 and run.settings["slots"] == 5
+
+
+def test_whatever_tells_runs_apart_is_a_setting(runs: Runs) -> None:
+    """Of the challenge, the network and training; what is equal in all runs is no column."""
+    plain, network = fake_run("sgd"), {"name": "mlp", "hidden": [100, 100]}
+    others = [
+        fake_run("sgd", network={**network, "source": "ab12"}),
+        replace(plain, config={**plain.config, "patience": 2}),
+        replace(plain, config={**plain.config, "challenge": {**plain.config["challenge"], "validation": 0.1}}),
+        replace(plain, config={**plain.config, "parent": {"run": "0" * 16, "after": 2}}),
+    ]
+    every = Runs([plain, *others])
+    frame = every.frame()
+    assert frame.drop("hash").n_unique() == len(every) == 5
+    assert not {"train_eval", "angles", "outputs", "hidden"} & set(frame.columns)
+    for condition, run in zip(("network_source=ab12", "patience=2", "validation=0.1", "after=2"), others, strict=True):
+        assert list(every.where(condition)) == [run]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +87,7 @@ def test_an_option_does_not_hide_a_setting() -> None:
         ("algorithm=err", "unknown algorithm of these runs: 'err'. Did you mean 'er'? Allowed: er, ewc, sgd."),
         ("algorithm!=er,err", "'err'"),
         ("seed=12", "Allowed: 11, 13, 2."),
-        ("algorithms=er", "unknown name in a condition 'algorithms'. Did you mean 'algorithm'? Allowed: algorithm, ba"),
+        ("algorithms=er", "unknown name in a condition 'algorithms'. Did you mean 'algorithm'? Allowed: algorithm, an"),
         ("lr>=small", "only numbers can be compared"),
         ("label<3", "label is not a number: use = or !="),
         *((text, "such as algorithm=er,ewc or 'lr>=0.01'") for text in ("", "er", "lr", "lr>", "=3", "lr=")),
@@ -90,7 +107,10 @@ def test_one_row_per_run(runs: Runs) -> None:
     for name in SETTINGS:
         assert frame[name].to_list() == [run.settings[name] for run in runs]
     assert frame["slots"].to_list() == [20, 100, None, None, None]
-    assert not {"penalty", "beta1"} & set(frame.columns), "the same in all runs of the algorithm or optimiser"
+    assert frame["beta1"].to_list() == [None, None, 0.9, None, None]
+    assert Runs(runs[:1]).frame().columns == Runs(runs[:2]).frame().columns, (
+        "an option is a column though all are equal"
+    )
     rows = frame.to_dicts()
     assert (rows[0]["acc"], rows[0]["forgetting"]) == pytest.approx((85, 7.5))
     assert (rows[0]["learning_accuracy"], rows[0]["distance"]) == pytest.approx((90, 2))

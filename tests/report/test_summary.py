@@ -315,6 +315,12 @@ def test_markdown_holds_every_number_and_the_cost(runs: list[Run]) -> None:
             assert row["locality"] in line and "1.5 kB" in line and "2 s" in line
 
 
+def test_names_do_not_break_markdown() -> None:
+    lines = text_of([fake_run("a|b `c`", label="a|b `c`")], "markdown").splitlines()
+    rows = [line.replace("\\|", "") for line in lines if line.startswith("|")]
+    assert len({row.count("|") for row in rows}) == 1 and "`` a\\|b `c` ``" in "\n".join(lines)
+
+
 def test_latex_has_powers_of_ten() -> None:
     cells = (Cell("3.5e-09", "1e-10"), Cell("[−2e−05, +3e+07]"), Cell("12.5"), Cell("type1e-x"))
     tex = Table(tuple(map(Column, "abcd")), (Section("sgd", "", (cells,)),)).latex()

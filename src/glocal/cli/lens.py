@@ -65,8 +65,8 @@ class Lens:
     than replay (er) of 500 examples in 48, and than replay with as much memory as its own in 6.
     """
 
-    target: Positional[str]
-    """path.py:function of your own training, or the folder of a stored run, such as runs/runs/*."""
+    target: Positional[tuple[str, ...]]
+    """path.py:function of your own training, or the folder of a stored run, such as runs/runs/*: one of them."""
     output: FigureFile = Path("lens.png")
     show: tuple[str, ...] = ()
     """Instruments, or all. Each writes a figure and a table whose names begin with FILE's."""
@@ -94,6 +94,10 @@ class Lens:
         from glocal.report.style import require_figure
 
         require_figure(self.output)
+        several = (
+            f"{len(self.target)} were given: {', '.join(self.target[:2])}, …" if self.target else "TARGET is missing"
+        )
+        require(len(self.target) == 1, f"the lens measures one training or stored run at a time; {several}.")
         for name in self.show:
             require_known("instrument", name, (*INSTRUMENTS, "all"))
         mode = "show" if self.show else "retrace" if self.retrace else ""
@@ -108,7 +112,7 @@ class Lens:
             else:
                 self._examine()
         except RuntimeError as error:  # such as a missing second derivative
-            raise GlocalError(f"'{self.target}' cannot be measured: {first_line(error)}") from error
+            raise GlocalError(f"'{self.target[0]}' cannot be measured: {first_line(error)}") from error
 
     def _examine(self) -> None:
         from glocal.lens.examination import examine_trace
@@ -130,8 +134,8 @@ class Lens:
 
         valid = every == "epochs" or (every.isdecimal() and int(every) > 0)
         require(valid, f"--retrace {every} was given; it takes a number of steps from 1 on, or epochs.")
-        if user_code.is_file_spec(self.target):
-            raise GlocalError(f"'{self.target}' is not a run of a store: --retrace needs STORE/runs/HASH.")
+        if user_code.is_file_spec(self.target[0]):
+            raise GlocalError(f"'{self.target[0]}' is not a run of a store: --retrace needs STORE/runs/HASH.")
         if self.epsilon is not None:
             require_epsilon(self.epsilon)
         steps = None if every == "epochs" else int(every)
@@ -178,7 +182,7 @@ class Lens:
         from glocal.sweeps.resolve import choose_device
 
         parts = {"challenge": self.challenge, "network": self.network, "algorithm": self.algorithm}
-        return open_run(self.target, data=self.data, init=self.init, device=choose_device(device), **parts)
+        return open_run(self.target[0], data=self.data, init=self.init, device=choose_device(device), **parts)
 
     def _trace(self) -> TrainingTrace:
         from torch import nn
@@ -186,18 +190,18 @@ class Lens:
         from glocal.lens.checkpoints import trace_checkpoints
         from glocal.sweeps import resolve, user_code
 
-        if not user_code.is_file_spec(self.target):
+        if not user_code.is_file_spec(self.target[0]):
             return self._open_run(self.device).trace(self.examples)
         for name in ("challenge", "network", "algorithm", "init", "data"):
-            message = f"--{name} is for a stored run; '{self.target}' returns all that is measured."
+            message = f"--{name} is for a stored run; '{self.target[0]}' returns all that is measured."
             require(getattr(self, name) is None, message)
         device = resolve.choose_device(self.device)
-        function, _ = user_code.load_object(self.target, "function", with_neighbours=True)
+        function, _ = user_code.load_object(self.target[0], "function", with_neighbours=True)
         returned = "(module, loss, tasks, checkpoints)"
-        require(callable(function), f"'{self.target}' is not a function. Give one that returns {returned}.")
-        parts = user_code.call_user_code(function, self.target)
+        require(callable(function), f"'{self.target[0]}' is not a function. Give one that returns {returned}.")
+        parts = user_code.call_user_code(function, self.target[0])
         if not isinstance(parts, tuple) or len(parts) != 4:
-            raise GlocalError(f"'{self.target}' must return {returned}; it returned a {type(parts).__name__}.")
+            raise GlocalError(f"'{self.target[0]}' must return {returned}; it returned a {type(parts).__name__}.")
         module, loss, tasks, checkpoints = parts
         if isinstance(module, nn.Module):
             module = module.to(device)

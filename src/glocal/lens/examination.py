@@ -205,13 +205,13 @@ def examine_trace(
         # A task that did not move, or that diverged, has no direction.
         later = [t for t in moves if 0 < distance[t, o] < torch.inf]
         units = [(moves[t] / moves[t].norm()).to(start) for t in later]
-        eigenvectors = [top.vectors[0], -top.vectors[0]] if bool(top.values.isfinite().all()) else []
+        eigenvectors = [top.vectors[0], -top.vectors[0]] if bool(top.values.isfinite().all()) else []  # or it diverged
         directions = torch.stack([*units, *eigenvectors, *unit_directions(trace, o, NUM_RANDOM_DIRECTIONS, seed)])
         radii = region_radii(trace, o, exact_taylor(trace, o, directions), directions, epsilon)
         towards_later, along_top, in_random = radii.split([len(units), len(eigenvectors), NUM_RANDOM_DIRECTIONS])
         radius[later, o] = towards_later
         eigenvector_radius[o] = along_top.min() if eigenvectors else torch.nan
-        random_radius[o] = in_random.median()
+        random_radius[o] = in_random.median() if eigenvectors else torch.nan
     trace_values, trace_errors = torch.stack(traces, 1).cpu()
     with torch.no_grad():
         losses = torch.stack([trace.value(o, trace.solution(o)) for o in range(n)]).double().cpu()

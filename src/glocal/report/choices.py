@@ -19,11 +19,9 @@ from glocal.report import table
 from glocal.report.summary import DEFAULT_VIEW, Group, Row, View, format_range, group_runs, round_finite
 from glocal.report.table import Cell, Column, Section, Table, mean_std, signed
 from glocal.selection import ORACLE, PROTOCOLS
-from glocal.store.run import SETTINGS, Run
+from glocal.store.run import Run
 
 DEFAULT_PROTOCOLS = ("first-task", "all-validation", ORACLE)
-FIXED = {*SETTINGS} - {"lr", "optimizer"}
-"""Settings that are no part of a configuration: all runs of a challenge share them, or they follow from others."""
 NOTES = (
     "A protocol chooses the configuration with the best mean of its criterion over seeds; one with diverged runs is "
     "chosen only if all have some.",
@@ -49,16 +47,24 @@ def rows(runs: Iterable[Run], protocols: Sequence[str] = DEFAULT_PROTOCOLS, view
     """
     require(bool(protocols), f"no protocol was given; allowed: {', '.join(PROTOCOLS)}.")
     challenges: dict[str, dict[tuple[str, str], list[Group]]] = {}
-    for group in group_runs(runs):
-        name = str(group.runs[0].config["algorithm"]["name"])
-        challenges.setdefault(group.challenge, {}).setdefault((group.locality, name), []).append(group)
+    groups = group_runs(runs)
+    sources: dict[str, set[str]] = {}
+    for group in groups:
+        config = group.runs[0].config["algorithm"]
+        sources.setdefault(config["name"], set()).add(config.get("source", ""))
+    for group in groups:  # versions of the code of an algorithm are algorithms of their own
+        config = group.runs[0].config["algorithm"]
+        version = f" source={config.get('source')}" if len(sources[config["name"]]) > 1 else ""
+        challenges.setdefault(group.challenge, {}).setdefault((group.locality, config["name"] + version), []).append(
+            group
+        )
     records = []
     for challenge, algorithms in challenges.items():
         _warn_unequal(challenge, algorithms)
-        test = {key: _scores(groups, ORACLE, view) for key, groups in algorithms.items()}
+        test = {key: _scores(members, ORACLE, view) for key, members in algorithms.items()}
         oracle = [_mean(group_scores[selection.choose(group_scores)].values()) for group_scores in test.values()]
         for protocol in dict.fromkeys(protocols):
-            scores = {key: _scores(groups, protocol, view) for key, groups in algorithms.items()}
+            scores = {key: _scores(members, protocol, view) for key, members in algorithms.items()}
             choices = {key: selection.choose(group_scores) for key, group_scores in scores.items()}
             results = [_mean(test[key][group].values()) for key, group in choices.items()]
             tau = selection.kendall_tau(results, oracle)
@@ -107,7 +113,8 @@ def _label(choice: Group, groups: Iterable[Group]) -> str:
     """Return the learning rate, and the settings in which the configurations differ: 'lr=0.1 penalty=10'."""
 
     def settings(group: Group) -> dict[str, Any]:
-        return {k: v for k, v in group.runs[0].settings.items() if k not in FIXED}
+        run = group.runs[0]
+        return {"lr": run.lr, "optimizer": run.settings["optimizer"], **run.options}
 
     choice_settings, other_settings = settings(choice), [settings(group) for group in groups]
     differences = {

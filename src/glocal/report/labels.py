@@ -11,7 +11,7 @@ from typing import Any
 from glocal import tree
 from glocal.errors import GlocalError, unknown
 from glocal.store.conditions import as_text, is_number
-from glocal.store.run import SETTINGS, Run
+from glocal.store.run import Run
 
 MAX_SETTING_LENGTH = 16
 HASHES = {"made", "source"}
@@ -81,22 +81,21 @@ def _config_without(run: Run, option: str, runs: Sequence[Run]) -> dict[str, Any
         options = config.get(part, {}).get("options", {})
         if option in options:
             return config | {part: config[part] | {"options": {k: v for k, v in options.items() if k != option}}}
-    if option == "optimizer" or (option in ("epochs", "batch_size", "precision") and option in run.settings):
+    if option in ("optimizer", "epochs", "batch_size", "precision"):
         return {k: v for k, v in config.items() if k != option}
     part, key = {"tasks": ("challenge", "tasks"), "source": ("algorithm", "source")}.get(option, (option, "name"))
-    if option in ("network", "tasks") or (option == "source" and option in run.settings):
+    if option in ("network", "tasks") or (option == "source" and option in run.options):
         return config | {part: {k: v for k, v in config.get(part, {}).items() if k != key}}
-    runs_without = [other for other in runs if option not in other.settings]
+    runs_without = [other for other in runs if option not in other.options]
     for part in ("algorithm", "optimizer"):
-        names = {str(other.settings[part]) for other in runs if option in other.settings}
+        names = {str(other.settings[part]) for other in runs if option in other.options}
         if names and runs_without and names.isdisjoint(other.settings[part] for other in runs_without):
             condition = f"{part}={','.join(sorted(names))}"
             raise GlocalError(
                 f"{run.algorithm} has no option '{option}' to compare its runs by. Select the runs that have it: "
                 f"--where {condition}, in Python runs.where('{condition}')."
             )
-    option_names = [name for name in run.settings if name not in SETTINGS]
-    allowed_names = ("lr", "epochs", "batch_size", "precision", "network", "optimizer", "tasks", *option_names)
+    allowed_names = ("lr", "epochs", "batch_size", "precision", "network", "optimizer", "tasks", *run.options)
     raise unknown(f"option of {run.algorithm} to compare its runs by:", option, allowed_names)
 
 
@@ -159,7 +158,7 @@ def _format_value(value: object) -> str:
 
 def _format_setting(key: str, value: object) -> str:
     """Format a setting for a label: '3 tasks', 'batch 64', 'hidden 100-100'."""
-    last = _last(key)
+    last = _last(key) if key != "network/source" else "network_source"
     if last in ("tasks", "epochs"):
         return f"{value} {last[:-1] if value == 1 else last}"
     return str(value) if last == "name" else f"{last.removesuffix('_size').replace('_', ' ')} {_format_value(value)}"

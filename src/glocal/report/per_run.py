@@ -19,14 +19,16 @@ if TYPE_CHECKING:
 def frame(runs: Sequence[Run], view: View = DEFAULT_VIEW) -> polars.DataFrame:
     """Return a data frame with one row per run, in their order.
 
-    Columns: `SETTINGS`; the options that differ between runs of one algorithm and optimiser (null where a run does not
-    have them; text if they are not all numbers); `STATISTICS` after the last task, accuracies in percent, null where
-    undefined and if the run diverged; 'seconds' and 'memory_bytes'; 'diverged'; 'hash', the run's name in its store.
+    Columns: `SETTINGS`; the options of their algorithms and optimisers, and what else of `Run.settings` differs (null
+    where a run does not have it; text if not all are numbers); `STATISTICS` after the last task, accuracies in percent,
+    null where undefined and if the run diverged; 'seconds' and 'memory_bytes'; 'diverged'; 'hash', the run's name in
+    its store.
     """
     import polars as pl
 
     columns: dict[str, list[Any]] = {name: [run.settings[name] for run in runs] for name in SETTINGS}
-    columns |= {name: _option(runs, name) for name in _differing_options(runs)}
+    more = dict.fromkeys([*(name for run in runs for name in run.options), *differing_settings(runs)])
+    columns |= {name: _column(runs, name) for name in more if name not in SETTINGS}
     statistics = [run_statistics([run], view)[0] for run in runs]
     columns |= {name: [_finite(row.get(name)) for row in statistics] for name in STATISTICS}
     columns |= {name: [run.info["cost"][name] for run in runs] for name in ("seconds", "memory_bytes")}
@@ -47,11 +49,14 @@ def render(runs: Sequence[Run], format: str, view: View = DEFAULT_VIEW) -> str:
     return table.write_csv() if format == "csv" else to_json(table.to_dicts())
 
 
-def _differing_options(runs: Sequence[Run]) -> list[str]:
-    """Return the options that differ, or that some do not have, among runs of one algorithm and optimiser."""
-    kinds: dict[tuple[str, str], list[dict[str, Any]]] = {}
+def differing_settings(runs: Sequence[Run]) -> list[str]:
+    """Return the settings, but for `SETTINGS`, that differ, or that some do not have, among runs of one challenge,
+    algorithm and optimiser.
+    """
+    kinds: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for run in runs:
-        kinds.setdefault((run.settings["algorithm"], run.settings["optimizer"]), []).append(run.settings)
+        kind = tuple(run.settings[name] for name in ("challenge", "algorithm", "optimizer"))
+        kinds.setdefault(kind, []).append(run.settings)
     names = dict.fromkeys(name for run in runs for name in run.settings if name not in SETTINGS)
     return [
         name
@@ -60,8 +65,8 @@ def _differing_options(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _option(runs: Sequence[Run], name: str) -> list[Any]:
-    """Return an option of each run: as it is if all are numbers or all are true or false, otherwise as text."""
+def _column(runs: Sequence[Run], name: str) -> list[Any]:
+    """Return a setting of each run: as it is if all are numbers or all are true or false, otherwise as text."""
     values = [run.settings.get(name) for run in runs]
     present = [value for value in values if value is not None]
     if all(map(is_number, present)) or all(isinstance(value, bool) for value in present):

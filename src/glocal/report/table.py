@@ -169,10 +169,10 @@ class Table:
         """Render a Markdown table with the notes below it."""
         names = [f"{c.group}: {c.name}" if self._begins_group(i) else c.name for i, c in enumerate(self.columns)]
         rules = ["---:" if column.align == "right" else "---" for column in self.columns]
-        lines = [[self.label, *names], ["---", *rules]]
+        lines = [[self.label, *(name.replace("|", "\\|") for name in names)], ["---", *rules]]
         for section in self.sections:
             for i, row in enumerate(section.rows):
-                label = "" if i else f"`{section.label}`{section.suffix}"
+                label = "" if i else f"{_markdown_code(section.label)}{section.suffix}"
                 lines.append([label, *(f"**{cell}**" if cell.marked else str(cell) for cell in row)])
         title = [f"### {self.title}"] if self.title else []
         body = ["\n".join(f"| {' | '.join(cells)} |" for cells in lines)] if self.sections else []
@@ -267,6 +267,13 @@ def signed(x: float | None, spec: str = ".2f") -> str:
 def format_lr(lr: float) -> str:
     """Format a learning rate without exponent: 0.001, 0.1, 1."""
     return np.format_float_positional(lr, trim="-")
+
+
+def _markdown_code(text: str) -> str:
+    """Format a text as code in a cell of a Markdown table."""
+    quotes = "``" if "`" in text else "`"
+    space = " " if "`" in text else ""
+    return f"{quotes}{space}{text}{space}{quotes}".replace("|", "\\|")
 
 
 def escape(text: str) -> str:

@@ -30,7 +30,7 @@ SETTINGS = (
     *("challenge", "algorithm", "label", "locality", "setting", "network", "optimizer"),
     *("lr", "seed", "tasks", "epochs", "batch_size", "precision"),
 )
-"""Names of what every run has in `Run.settings`. 'algorithm' is its registered name, 'label' what tables show."""
+"""Names of what every run has in `Run.settings` first. 'algorithm' is its registered name, 'label' what tables show."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,8 +96,10 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What was chosen for the run, by names: `SETTINGS`, the options of its algorithm and optimiser, and 'source',
-        the hash of the file of an algorithm of the user's own.
+        """What was chosen for the run, by names: `SETTINGS`, `options`, and all else that its name depends on.
+
+        The last are settings of the challenge, such as 'validation', those of the network and of training. A name that
+        is taken has that of its part before it: 'network_source' is the hash of the network's code.
         """
         config = self.config
         optimizer = config.get("optimizer", {"name": "sgd", "options": {}})
@@ -105,9 +107,24 @@ class Run:
         named |= {name: getattr(self, name) for name in ("locality", "setting", "lr", "seed", "tasks")}
         named |= {"label": self.algorithm, "optimizer": optimizer["name"], "precision": config.get("precision", "fp32")}
         named |= {name: config[name] for name in ("epochs", "batch_size")}
-        options = {**optimizer.get("options", {}), **config["algorithm"]["options"]}
-        options |= {"source": source} if (source := config["algorithm"].get("source")) is not None else {}
-        return {**{name: named[name] for name in SETTINGS}, **{k: v for k, v in options.items() if k not in SETTINGS}}
+        settings = {name: named[name] for name in SETTINGS}
+        settings |= {k: v for k, v in self.options.items() if k not in SETTINGS}
+        challenge, network = config["challenge"], config["network"]
+        training = {k: v for k, v in config.items() if k not in (*SETTINGS, "parent")}
+        training |= {"after": self.after} if self.after else {}
+        parts = {"challenge": challenge.get("options", {}) | challenge, "network": network, "": training}
+        for part, values in parts.items():
+            for k, v in values.items():
+                if k not in ("name", "options") and not (part == "challenge" and k in SETTINGS):
+                    settings[f"{part}_{k}" if k in settings or (part, k) == ("network", "source") else k] = v
+        return settings
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of its algorithm and optimiser, and 'source', the hash of the file of a user's algorithm."""
+        options = {**self.config.get("optimizer", {}).get("options", {}), **self.config["algorithm"]["options"]}
+        source = self.config["algorithm"].get("source")
+        return options | ({} if source is None else {"source": source})
 
     @cached_property
     def diverged(self) -> str | None:

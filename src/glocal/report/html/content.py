@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import Counter
@@ -19,10 +20,10 @@ from glocal.report import per_run
 from glocal.report.lens_figures import examination_table
 from glocal.report.plots import best_group
 from glocal.report.style import lighten, line_styles
-from glocal.report.summary import DEFAULT_VIEW, INTERVAL, STATISTICS, Group, format_range, group_runs, split_groups
+from glocal.report.summary import DEFAULT_VIEW, INTERVAL, Group, format_range, group_runs, split_groups
 from glocal.report.table import ABSENT, Cell, Column, Section, Table, format_lr, signed
 from glocal.store.conditions import as_text, is_number
-from glocal.store.run import Run, Runs
+from glocal.store.run import SETTINGS, Run, Runs
 from glocal.sweeps.options import format_time
 
 if TYPE_CHECKING:
@@ -162,20 +163,30 @@ def joined_groups(stores: Sequence[StoreContent]) -> list[Group]:
 
 
 def aligned_groups(stores: Sequence[StoreContent]) -> list[list[Group]]:
-    """Return the groups of each store; an algorithm with equal options has its longest label in all of them.
+    """Return the groups of each store; equal settings and equal options have their longest label in all of them.
 
-    A store whose runs differ in an option labels its default value, and another one may not.
+    A store whose runs differ in a setting or an option labels its value, and another one may not.
     """
+    own = ("algorithm", "optimizer", "lr", "seed", "parent")
 
-    def configuration(group: Group) -> str:
+    def settings(group: Group) -> str:
+        config = group.runs[0].config
+        return json.dumps([group.runs[0].after, {k: v for k, v in config.items() if k not in own}], sort_keys=True)
+
+    def options(group: Group) -> str:
         parts = [group.runs[0].config.get(part) for part in ("algorithm", "optimizer")]
         return json.dumps([group.challenge, group.locality, *parts], sort_keys=True)
 
-    labels: dict[str, str] = {}
-    for group in (group for store in stores for group in store.groups):
-        key = configuration(group)
-        labels[key] = max(labels.get(key, ""), group.algorithm, key=len)
-    return [[replace(group, algorithm=labels[configuration(group)]) for group in store.groups] for store in stores]
+    def with_label(group: Group, name: str, label: Any) -> Group:
+        return replace(group, **{name: label})
+
+    groups = [list(store.groups) for store in stores]
+    for name, key_of in (("challenge", settings), ("algorithm", options)):
+        labels: dict[str, str] = {}
+        for group in itertools.chain(*groups):
+            labels[key_of(group)] = max(labels.get(key_of(group), ""), getattr(group, name), key=len)
+        groups = [[with_label(group, name, labels[key_of(group)]) for group in members] for members in groups]
+    return groups
 
 
 def chart_data(stores: Sequence[StoreContent]) -> dict[str, Any]:
@@ -282,8 +293,8 @@ def _run(run: Run, number: int, group: Group) -> dict[str, Any]:
 def swept(runs: Sequence[Run]) -> list[str]:
     """Return the names of options that have several values; the learning rate in any case."""
     frame = per_run.frame(runs)
-    names = frame.columns[: frame.columns.index(STATISTICS[0])]
-    return ["lr", *(n for n in names if n not in (*NOT_SWEPT, "lr") and frame[n].drop_nulls().n_unique() > 1)]
+    differing = [*SETTINGS, *(n for n in per_run.differing_settings(runs) if any(n in run.options for run in runs))]
+    return ["lr", *(n for n in differing if n not in (*NOT_SWEPT, "lr") and frame[n].drop_nulls().n_unique() > 1)]
 
 
 def _option(name: str, stores: Sequence[StoreContent], groups: Sequence[Group]) -> dict[str, Any]:
