@@ -34,7 +34,7 @@ Every algorithm approximates the loss $L_o$ of an old task by some $\hat L_o$, w
 | algorithm | $\hat L_o(\theta)$ | locality |
 |---|---|---|
 | `sgd`, `stable-sgd` | $0$; `stable-sgd` adds dropout and a decaying learning rate | global |
-| `joint` | $L_o(\theta)$: keeps all data, an upper bound | global |
+| `joint` | $L_o(\theta)$: keeps all data | global |
 | `er` | mean loss on the examples of task $o$ in a reservoir | global |
 | `gem`, `agem` | mean loss on stored examples, as constraints linearised at the current $\theta$: `gem` has one per task, `agem` one for all tasks | global |
 | `si` | an equal share per task of $c\sum_i\Omega_i(\theta_i-\theta_{{t-1,i}})^2$, with $\Omega$ from the path of training | global |
@@ -72,8 +72,9 @@ the same parameters and other statistics.
 ## Accuracy, forgetting and cost
 
 The paper's MLP was trained on the 5,000 embedded digits with the default options of every algorithm, which are not
-tuned to these challenges. `pnn`, `packnet` and `hat` receive the task of each test input; `joint` trains on the data of
-all tasks. The memory column does not count network parameters, which is where `pnn` and `hat` store old tasks. The runs
+tuned to these challenges. `pnn`, `packnet` and `hat` receive the task of each test input; `joint` keeps the data of all
+tasks, which still come one after another, each with the same weight: in few epochs it may be behind replay. To train on all
+data at once, make a challenge of a single task. The memory column does not count network parameters, which is where `pnn` and `hat` store old tasks. The runs
 used this device: {machines}. To reproduce this page, run `python docs/algorithms.py`.
 
 {results}

@@ -63,7 +63,7 @@ class StableSGD(Algorithm):
 
 @dataclass(frozen=True)
 class Joint(Algorithm):
-    r"""Minimise the multi-task loss on all data so far (Eq. multi-task-expected), continual learning's upper bound:
+    r"""Minimise the multi-task loss on all data so far (Eq. multi-task-expected), while tasks still come one by one:
 
         L^MT_t(θ) = (1/t) ( L_1(θ) + … + L_t(θ) ),   \hat L_o(θ) = L_o(θ).
 

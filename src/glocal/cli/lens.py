@@ -34,9 +34,9 @@ UNUSED = {"show": ("retrace", "epsilon", "eigenvalues", "seed"), "retrace": ("ei
 """Options of `glocal lens` that do not apply to a mode."""
 ROUNDING = "Rounding differs between machines, thread counts and cohort sizes; large learning rates amplify this."
 SUBSET = "the error of the algorithm's own approximation, which may use all, includes this difference."
-EXPLANATION = r"""explained: share of Var[\hat L_o(θ)] due to θ_o alone (first-order Sobol index)
+EXPLANATION = """explained: share of Var[L̂_o(θ)] due to θ_o alone (first-order Sobol index)
 involved: the same with its interaction with the memory's random draws (total index)
-nats: I(\hat L_o(θ); θ_o), estimated by nearest neighbours: at most the logarithm of the number of solutions
+nats: I(L̂_o(θ); θ_o), estimated by nearest neighbours: at most the logarithm of the number of solutions
 p: permutation-test p-value, local if p ≤ 0.01"""
 
 
@@ -287,7 +287,7 @@ class Locality:
                 }
                 for v in verdicts
             ]
-            print_rendered(rich_table(r"Does \hat L_o depend on θ_o?", rows, right=list(rows[0])[3:]))
+            print_rendered(rich_table("Does L̂_o depend on θ_o?", rows, right=list(rows[0])[3:]))
             others = [f" ({v.algorithm} on {n})" for v, n in zip(verdicts, names, strict=True) if n != names[0]]
             print(
                 f"The test agrees with the declared locality for {sum(v.agrees for v in verdicts)} of {len(verdicts)} "

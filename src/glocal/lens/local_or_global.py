@@ -135,7 +135,7 @@ def locality(
     require_positive(probes=probes, epochs=epochs, batch_size=batch_size, examples=examples)
     tested = resolve.algorithm(algorithm).value
     overridden = type(tested).approximation is not Algorithm.approximation or type(tested) in ALGORITHMS.values()
-    message = r"does not override `approximation`, so there is no \hat L_o to test. Return 0 from it if there is none."
+    message = "does not override `approximation`, so there is no L̂_o to test. Return 0 from it if there is none."
     require(overridden, f"{resolve.name_of(tested)} {message}")
     resolved_challenge = resolve.challenge(challenge).value
     resolve.check_setting(tested, resolved_challenge)

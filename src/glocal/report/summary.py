@@ -311,7 +311,10 @@ def _notes(rows: Sequence[Row]) -> tuple[str, ...]:
         f"FGT: {_by_challenge(forgetting)} since each task was learnt, averaged over {tasks}.",
         *([f"Runs start from {_by_challenge(starts)}."] if any(row["after"] for row in rows) else []),
         diverged_note(rows),
-        *([f"Bold: the best values of each algorithm, chosen on {_by_challenge(chosen_on)} data{rule}."] * compared),
+        *(
+            [f"Bold: the best values of each algorithm and column, chosen on {_by_challenge(chosen_on)} data{rule}."]
+            * compared
+        ),
     )
 
 
