@@ -186,7 +186,10 @@ def parse_range(value: object) -> tuple[str, str] | None:
 
 def require_option(kind: str, name: str, allowed: list[str]) -> None:
     """Raise unless an option is allowed."""
-    advice = f'{name} is an option of the optimizer: optimizer=("sgd", {{"{name}": ...}}), or --optimizer-options.'
+    advice = (
+        f'{name} is an option of the optimizer: optimizer=("sgd", {{"{name}": ...}}), --optimizer-options {name}=..., '
+        f'or in a file optimizer = {{name = "sgd", {name} = ...}}.'
+    )
     require(name not in OPTIMIZER_OPTIONS, advice)
     require_known(kind, name, allowed)
 
@@ -230,5 +233,7 @@ def convert(name: str, hint: Any, value: Any) -> Any:
         return hint(value)
     except (ValueError, KeyError, TypeError, OverflowError):
         kinds = {bool: "true or false", int: "a whole number", float: "a finite number", str: "a string"}
-        several = " Separate several with spaces." if hint in (int, float) and "," in str(value) else ""
+        several = ""
+        if hint in (int, float) and isinstance(value, str) and "," in value:
+            several = " Give several as a list." if "." in name else " Separate several with spaces."
         raise GlocalError(f"{name} = {value!r} was given; it must be {kinds.get(hint, hint)}.{several}") from None
