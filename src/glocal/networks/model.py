@@ -100,7 +100,8 @@ class Model:
         message = (
             "the algorithm uses the number of tasks from the start, and the runs to go on from were trained for fewer"
         )
-        require(self._tasks > 0, f"{message}: train them again with that number as their horizon.")
+        remedy = "train them again with that number as their horizon, or all tasks from the start"
+        require(self._tasks > 0, f"{message}: {remedy}.")
         return self._tasks
 
     def bind(

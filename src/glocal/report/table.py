@@ -109,6 +109,8 @@ class Table:
                 pages.append([group])
             else:
                 pages[-1:] = [candidate]
+        if self.title and self.sections:
+            yield Text(self.title, style="italic")
         for page in pages if self.sections else []:
             yield self._rich(page, star)
             yield Text("")
@@ -122,7 +124,6 @@ class Table:
         table = rich_table.Table(
             box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, header_style=""
         )
-        table.title, table.title_justify = self.title or None, "left"
         headers = [Text(self.label), *map(self._header, indices)]
         height = max(header.plain.count("\n") for header in headers)
         label, *names = (Text("\n" * (height - header.plain.count("\n"))) + header for header in headers)

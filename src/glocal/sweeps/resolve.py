@@ -139,7 +139,8 @@ def network(spec: str | MakeNetwork, challenge: Challenge, init: str | Path | No
         require(challenge.input_dtype.is_floating_point, tokens)
         return Resolved(NETWORKS[spec][0], {"name": spec})
     make, digest = load_object(spec, "network") if isinstance(spec, str) else (spec, "")
-    name = spec.rpartition(":")[2] if isinstance(spec, str) else getattr(spec, "__name__", type(spec).__name__)
+    own_name = type(spec).__name__ if callable(spec) else repr(spec)
+    name = spec.rpartition(":")[2] if isinstance(spec, str) else getattr(spec, "__name__", own_name)
     remedy = "Pass one that makes the network: (input_shape, outputs) -> nn.Module."
     require(callable(make) and not isinstance(make, nn.Module), f"network '{name}' is not a function. {remedy}")
     try:
