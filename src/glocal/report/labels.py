@@ -128,7 +128,9 @@ def _labels(
     for (_, kind, text), label in labels.items():
         equal.setdefault((kind, label), []).append(text)
     for (base, kind, text), label in labels.items():
-        # Numbers may agree in the digits that are shown: then all digits are.
+        if len(equal[kind, label]) == 1:
+            continue
+        # Numbers agree in the digits that are shown: show all of them.
         others = [settings[other] for other in equal[kind, label]]
         keys = [k for k, value in settings[text].items() if any(other.get(k) != value for other in others)]
         labels[base, kind, text] = join.join([label, *(f"{_last(k)}={settings[text][k]}" for k in keys)])
