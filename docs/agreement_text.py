@@ -76,7 +76,8 @@ def _squared_error(sample: Estimate, cells: int = 1) -> tuple[float, int]:
 
 def _welch(squares: Sequence[tuple[float, int]]) -> float:
     """Return Welch's degrees of freedom of a sum of means, of their squared errors and degrees."""
-    return sum(x for x, _ in squares) ** 2 / sum(x**2 / degrees for x, degrees in squares)
+    spread = sum(x**2 / degrees for x, degrees in squares)
+    return sum(x for x, _ in squares) ** 2 / spread if spread else math.inf
 
 
 def outside_by_chance(comparison: Comparison) -> float:
@@ -134,7 +135,7 @@ class RowDifference(NamedTuple):
 
     @property
     def z(self) -> float:
-        return self.mean / self.error
+        return self.mean / self.error if self.error else math.copysign(math.inf, self.mean) if self.mean else 0.0
 
 
 def row_differences(comparison: Comparison) -> dict[str, tuple[RowDifference, RowDifference]]:
@@ -154,7 +155,7 @@ def row_differences(comparison: Comparison) -> dict[str, tuple[RowDifference, Ro
         }
         differences = []
         for name, cells in parts.items():
-            squares = [_squared_error(x.published, len(cells)) for x in cells]
+            squares = [_squared_error(x.published, len(cells)) for x in cells if x.published.seeds > 1]
             error = math.sqrt(sum(x.standard_error**2 for x in cells)) / len(cells)
             if len(means := list(row_means(row, name).values())) > 1:
                 squares.append((variance(means) / len(means), len(means) - 1))

@@ -60,7 +60,7 @@ BOARD_NOTES = (
     if it is ±1.""",
     """Brackets: 95 % t-intervals over seeds, not corrected for the number of tests. *Seeds as units*, of the seeds in
     common: would other seeds of these algorithms show the difference? *Algorithms as units*, of all seeds, by exact
-    permutation of the classes, two-sided at 5 %: would other algorithms? *2 + 3*: the numbers of local and global
+    permutation of the classes (p is one-sided: 2.5 %): would other algorithms? *2 + 3*: the numbers of local and global
     algorithms.""",
     """{diverged} On Split CIFAR-10 most seeds were added when the first results were known.""",
 )

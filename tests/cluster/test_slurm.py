@@ -124,7 +124,8 @@ def test_what_sbatch_is_given(tmp_path: Path, sbatch: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["exclusive", "n1,exclude=n2", "=4", "a=1,=2", "time=10", "account=mine,gpus_per_node=2"]
+    "text",
+    ["exclusive", "n1,exclude=n2", "=4", "a=1,=2", "time=10", "account=mine,gpus_per_node=2", "export=ALL,Path=1"],
 )
 def test_options_for_sbatch_are_checked(text: str, tmp_path: Path, sbatch: Path) -> None:
     with pytest.raises(glocal.GlocalError, match=f"slurm = '{text}'"):

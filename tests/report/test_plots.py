@@ -309,6 +309,13 @@ def test_learning_rates_of_many_digits_do_not_overlap(look: dict[str, Any]) -> N
         assert all(axes.get_window_extent().width > 100 for axes in figure.axes)
 
 
+def test_ticks_tell_values_apart_and_are_exact_where_they_are_short() -> None:
+    for values, shown in (((64, 256, 1024), ["64", "256", "1024"]), ((0.1, 0.10001), ["0.1", "0.10001"])):
+        runs = [fake_run("er", options={"option": x}) for x in values]
+        (axes,) = make_figure(drawing(runs, "accuracy", over="option")).axes
+        assert [label.get_text() for label in axes.get_xticklabels()] == shown
+
+
 def test_a_seed_that_stops_early_keeps_its_last_objective() -> None:
     """Means of (3, 2, 1) and (5, 1, –) are 4, 1.5 and 1; nothing is drawn where both have stopped."""
     runs = [fake_run("er", seed=seed, tasks=1, epochs=4) for seed in (1, 2)]

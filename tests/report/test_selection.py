@@ -8,6 +8,7 @@ import pytest
 from fake_runs import fake_run
 
 from glocal.errors import GlocalError
+from glocal.report.html.content import swept
 from glocal.store.run import SETTINGS, Run, Runs
 
 
@@ -79,6 +80,16 @@ def test_whatever_tells_runs_apart_is_a_setting(runs: Runs) -> None:
     assert not {"train_eval", "angles", "outputs", "hidden"} & set(frame.columns)
     for condition, run in zip(("network_source=ab12", "patience=2", "validation=0.1", "after=2"), others, strict=True):
         assert list(every.where(condition)) == [run]
+
+
+def test_an_option_with_the_name_of_a_setting_keeps_it(runs: Runs) -> None:
+    """The settings are told by their part; the report compares by the option."""
+    mine = [fake_run("mine", seed=s, options={"patience": float(p)}, lost=0.1 * p) for p in (2, 3) for s in (1, 2)]
+    every = Runs([replace(run, config={**run.config, "patience": i}) for i, run in enumerate([*mine, fake_run("sgd")])])
+    frame = every.frame()
+    assert frame["patience"].to_list() == [2, 2, 3, 3, None] and frame["training_patience"].to_list() == [0, 1, 2, 3, 4]
+    assert len(every.where("patience=2")) == 2 and list(every.where("training_patience=3")) == [every[3]]
+    assert "patience" in swept(every)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 WHERE_HELP = (
     "Show only runs that meet all of these, such as algorithm=er,ewc 'lr>=0.01' seed!=11. Operators: = != < <= > >=. "
     "Names: challenge, algorithm, label, locality, setting, network, optimizer, lr, seed, tasks, epochs, batch_size, "
-    "precision, and options of algorithms and optimizers, such as slots."
+    "precision, options of algorithms and optimizers, such as slots, and what else runs differ in, such as validation."
 )
 Where = Annotated[tuple[tuple[str, ...], ...], UseAppendAction, arg(metavar="CONDITION ...", help=WHERE_HELP)]
 PROTOCOL_HELP = (

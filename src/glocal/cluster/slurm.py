@@ -109,7 +109,8 @@ def sbatch_options(text: str) -> dict[str, str | bool]:
         before, equals, value = part.partition("=")
         is_option = equals and not before.isupper()
         name = before.strip().replace("_", "-") if is_option else name
-        require(bool(name), f"slurm = '{text}' was given; write NAME=VALUE,NAME=VALUE, and NAME=true for a flag.")
+        valid = bool(name) and name == name.lower()
+        require(valid, f"slurm = '{text}' was given; write NAME=VALUE,NAME=VALUE, and NAME=true for a flag.")
         values[name] = value if is_option else f"{values[name]},{part}"
     for name in values.keys() & SET_BY.keys():
         raise GlocalError(f"slurm = '{text}' was given; {name} is set by {SET_BY[name]}.")

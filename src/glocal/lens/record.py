@@ -261,7 +261,7 @@ def open_run(
         device: where to compute.
     """
     path = user_path(path)
-    in_store = path.absolute().parent.name == "runs" and (path / "config.json").exists()
+    in_store = path.resolve().parent.name == "runs" and (path / "config.json").exists()
     require(in_store, f"'{path}' is not a run of a store: give STORE/runs/HASH.")
     run = Store(path.resolve().parent.parent).run(path.resolve().name)
     config = run.config

@@ -55,11 +55,13 @@ def option_value(run: Run, over: str) -> Any:
 
 
 def _split_optimizer(run: Run) -> tuple[str, str]:
-    """Return the labels of a run's algorithm and of its optimiser, both with their options."""
-    algorithm, _, optimizer = (
-        run.algorithm.rpartition(" · ") if "optimizer" in run.config else (run.algorithm, "", "sgd")
-    )
-    return algorithm, optimizer
+    """Return the labels of a run's algorithm and of its optimiser, with all digits of what labels round."""
+    if "optimizer" not in run.config:
+        return run.algorithm, "sgd"
+    algorithm, _, optimizer = run.algorithm.rpartition(" · ")
+    options = run.config["optimizer"]["options"].items()
+    rounded = [f"{k}={v}" for k, v in options if isinstance(v, float) and float(f"{v:g}") != v]
+    return algorithm, " ".join([optimizer, *rounded])
 
 
 def _without(label: str, option: str, run: Run) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from glocal.errors import GlocalError
 from glocal.report.summary import DEFAULT_VIEW, STATISTICS, View, run_statistics
 from glocal.report.table import to_json
 from glocal.store.conditions import as_text, is_number
-from glocal.store.run import SETTINGS, Run
+from glocal.store.run import SETTINGS, Run, short_name
 
 if TYPE_CHECKING:
     import polars
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def frame(runs: Sequence[Run], view: View = DEFAULT_VIEW) -> polars.DataFrame:
     """Return a data frame with one row per run, in their order.
 
-    Columns: `SETTINGS`; the options of their algorithms and optimisers, and what else of `Run.settings` differs (null
+    Columns: `SETTINGS`; the options of their algorithms and optimisers, and what of `Run.other_settings` differs (null
     where a run does not have it; text if not all are numbers); `STATISTICS` after the last task, accuracies in percent,
     null where undefined and if the run diverged; 'seconds' and 'memory_bytes'; 'diverged'; 'hash', the run's name in
     its store.
@@ -27,8 +27,12 @@ def frame(runs: Sequence[Run], view: View = DEFAULT_VIEW) -> polars.DataFrame:
     import polars as pl
 
     columns: dict[str, list[Any]] = {name: [run.settings[name] for run in runs] for name in SETTINGS}
-    more = dict.fromkeys([*(name for run in runs for name in run.options), *differing_settings(runs)])
-    columns |= {name: _column(runs, name) for name in more if name not in SETTINGS}
+    for name in dict.fromkeys(name for run in runs for name in run.options if name not in SETTINGS):
+        columns[name] = _column([run.options.get(name) for run in runs])
+    for name in differing([run.other_settings for run in runs], runs):
+        short = short_name(name)
+        taken = short in columns or short in STATISTICS
+        columns[name if taken else short] = _column([run.other_settings.get(name) for run in runs])
     statistics = [run_statistics([run], view)[0] for run in runs]
     columns |= {name: [_finite(row.get(name)) for row in statistics] for name in STATISTICS}
     columns |= {name: [run.info["cost"][name] for run in runs] for name in ("seconds", "memory_bytes")}
@@ -49,28 +53,27 @@ def render(runs: Sequence[Run], format: str, view: View = DEFAULT_VIEW) -> str:
     return table.write_csv() if format == "csv" else to_json(table.to_dicts())
 
 
-def differing_settings(runs: Sequence[Run]) -> list[str]:
-    """Return the settings, but for `SETTINGS`, that differ, or that some do not have, among runs of one challenge,
+def differing(settings: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> list[str]:
+    """Return the names in the runs' `settings` that differ, or that some do not have, among runs of one challenge,
     algorithm and optimiser.
     """
-    kinds: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for run in runs:
+    kinds: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for run, values in zip(runs, settings, strict=True):
         kind = tuple(run.settings[name] for name in ("challenge", "algorithm", "optimizer"))
-        kinds.setdefault(kind, []).append(run.settings)
-    names = dict.fromkeys(name for run in runs for name in run.settings if name not in SETTINGS)
+        kinds.setdefault(kind, []).append(values)
+    names = dict.fromkeys(name for values in settings for name in values)
     return [
         name
         for name in names
-        if any(len({as_text(settings.get(name, "absent")) for settings in kind}) > 1 for kind in kinds.values())
+        if any(len({as_text(values.get(name, "absent")) for values in kind}) > 1 for kind in kinds.values())
     ]
 
 
-def _column(runs: Sequence[Run], name: str) -> list[Any]:
-    """Return a setting of each run: as it is if all are numbers or all are true or false, otherwise as text."""
-    values = [run.settings.get(name) for run in runs]
+def _column(values: Sequence[Any]) -> list[Any]:
+    """Return the values of a setting, None where a run does not have it: as text unless all are numbers or booleans."""
     present = [value for value in values if value is not None]
     if all(map(is_number, present)) or all(isinstance(value, bool) for value in present):
-        return values
+        return list(values)
     return [None if value is None else as_text(value) for value in values]
 
 

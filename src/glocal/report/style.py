@@ -13,6 +13,7 @@ import numpy as np
 
 from glocal.errors import unknown
 from glocal.files import user_path
+from glocal.report.table import format_lr
 from glocal.store.conditions import as_text, is_number, natural_order
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
 
+MAX_DIGITS = 6
+"""Characters of a learning rate on an axis; longer ones are rounded."""
 LEGEND_WIDTH = 2.0
 """Inches of a line of text in a legend."""
 PANEL_WIDTH, CROWDED_WIDTH, CHARACTER_WIDTH = 3.6, 1.8, 0.07
@@ -164,7 +167,10 @@ def option_axis(axes: Axes, values: Iterable[Any], name: str, crowded: bool = Fa
     low, high = min(places), max(places)
     margin = (high / low) ** 0.08 if high > low else 2.0
     axes.set_xlim(low / margin, high * margin)
-    labels = {value: np.format_float_positional(value, 3, fractional=False, trim="-") for value in sorted(places)}
+    exact = {value: format_lr(value) for value in sorted(places)}
+    labels = {v: np.format_float_positional(v, 3, fractional=False, trim="-") for v in exact}
+    labels = {v: text if len(text) <= MAX_DIGITS else labels[v] for v, text in exact.items()}
+    labels = labels if len({*labels.values()}) == len(labels) else exact
     room = (CROWDED_WIDTH if crowded else PANEL_WIDTH) / (max(map(len, labels.values())) * CHARACTER_WIDTH + 0.1)
     ticks = _select_ticks(list(labels), room)
     axes.set_xticks(ticks, [labels[value] for value in ticks])

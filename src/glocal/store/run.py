@@ -33,6 +33,11 @@ SETTINGS = (
 """Names of what every run has in `Run.settings` first. 'algorithm' is its registered name, 'label' what tables show."""
 
 
+def short_name(name: str) -> str:
+    """Return the name of one of `Run.other_settings` without its prefix, but for the hash of a network's code."""
+    return name if name == "network_source" else name.partition("_")[2]
+
+
 @dataclass(frozen=True, repr=False)
 class Run:
     """A run's configuration, measurements and information about its training.
@@ -96,28 +101,33 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What was chosen for the run, by names: `SETTINGS`, `options`, and all else that its name depends on.
+        """What was chosen for the run, by names: `SETTINGS`, `options` and `other_settings`.
 
-        The last are settings of the challenge, such as 'validation', those of the network and of training. A name that
-        is taken has that of its part before it: 'network_source' is the hash of the network's code.
+        The last lose their prefix, as 'patience', where the run has nothing else of this name.
         """
         config = self.config
-        optimizer = config.get("optimizer", {"name": "sgd", "options": {}})
         named = {name: config[name]["name"] for name in ("challenge", "algorithm", "network")}
         named |= {name: getattr(self, name) for name in ("locality", "setting", "lr", "seed", "tasks")}
-        named |= {"label": self.algorithm, "optimizer": optimizer["name"], "precision": config.get("precision", "fp32")}
+        named |= {"label": self.algorithm, "optimizer": config.get("optimizer", {"name": "sgd"})["name"]}
+        named |= {"precision": config.get("precision", "fp32")}
         named |= {name: config[name] for name in ("epochs", "batch_size")}
         settings = {name: named[name] for name in SETTINGS}
         settings |= {k: v for k, v in self.options.items() if k not in SETTINGS}
-        challenge, network = config["challenge"], config["network"]
+        for name, value in self.other_settings.items():
+            settings[name if (short := short_name(name)) in settings else short] = value
+        return settings
+
+    @property
+    def other_settings(self) -> dict[str, Any]:
+        """All else that the run's name depends on: 'challenge_validation', 'network_source', 'training_patience'."""
+        config = self.config
+        challenge = config["challenge"].get("options", {}) | {
+            k: v for k, v in config["challenge"].items() if k not in (*SETTINGS, "name", "options")
+        }
         training = {k: v for k, v in config.items() if k not in (*SETTINGS, "parent")}
         training |= {"after": self.after} if self.after else {}
-        parts = {"challenge": challenge.get("options", {}) | challenge, "network": network, "": training}
-        for part, values in parts.items():
-            for k, v in values.items():
-                if k not in ("name", "options") and not (part == "challenge" and k in SETTINGS):
-                    settings[f"{part}_{k}" if k in settings or (part, k) == ("network", "source") else k] = v
-        return settings
+        parts = {"challenge": challenge, "network": config["network"], "training": training}
+        return {f"{part}_{k}": v for part, values in parts.items() for k, v in values.items() if k != "name"}
 
     @property
     def options(self) -> dict[str, Any]:

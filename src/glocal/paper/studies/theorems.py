@@ -125,8 +125,8 @@ class Theorem1Study(TheoremStudy):
         )
         if len(later):
             verdict += f" For E(t) after later tasks it is in {percent_within(later, 'quadratic'):.0f} %."
-            if note := common.diverged_note(rows, "measured"):
-                verdict += f"{note[:-1]} there."
+        if note := common.diverged_note(rows, "measured"):
+            verdict += f"{note[:-1]}, of E(2) those that had by then."
         return Summary(table, verdict)
 
 

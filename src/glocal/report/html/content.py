@@ -293,8 +293,11 @@ def _run(run: Run, number: int, group: Group) -> dict[str, Any]:
 def swept(runs: Sequence[Run]) -> list[str]:
     """Return the names of options that have several values; the learning rate in any case."""
     frame = per_run.frame(runs)
-    differing = [*SETTINGS, *(n for n in per_run.differing_settings(runs) if any(n in run.options for run in runs))]
-    return ["lr", *(n for n in differing if n not in (*NOT_SWEPT, "lr") and frame[n].drop_nulls().n_unique() > 1)]
+    names = [*SETTINGS, *per_run.differing([run.options for run in runs], runs)]
+    return [
+        "lr",
+        *(n for n in dict.fromkeys(names) if n not in (*NOT_SWEPT, "lr") and frame[n].drop_nulls().n_unique() > 1),
+    ]
 
 
 def _option(name: str, stores: Sequence[StoreContent], groups: Sequence[Group]) -> dict[str, Any]:
@@ -307,7 +310,7 @@ def _option(name: str, stores: Sequence[StoreContent], groups: Sequence[Group]) 
     series: list[dict[str, Any]] = []
     place: dict[int, tuple[int, Any]] = {}
     for store in stores:
-        store_runs = [run for run in store.runs if run.settings.get(name) is not None]
+        store_runs = [run for run in store.runs if name in SETTINGS or run.options.get(name) is not None]
         for series_groups in split_groups(group_runs(store_runs, name), "challenge", "title"):
             members = [(run, group.x) for group in series_groups for run in group.runs]
             place |= {id(run): (len(series), x) for run, x in members}
