@@ -127,7 +127,7 @@ def test_a_configuration_cannot_name_code_to_run(tmp_path: Path, part: str, name
     assert not mark.exists()
 
 
-def test_a_named_file_is_not_taken_unless_it_is_the_runs(tmp_path: Path) -> None:
+def test_a_named_file_is_not_loaded_unless_it_is_the_runs(tmp_path: Path) -> None:
     mark, code = tmp_path / "it-ran", tmp_path / "mine.py"
     code.write_text(CODE.format(mark=str(mark)))
     quick: Any = {"tasks": 1, "batch_size": 4000, "store": tmp_path / "store"}
@@ -135,7 +135,8 @@ def test_a_named_file_is_not_taken_unless_it_is_the_runs(tmp_path: Path) -> None
     assert run.path is not None and mark.exists()
     parts = {"network": f"{code}:make", "algorithm": f"{code}:Mine"}
     assert open_run(run.path, **parts).cohort.algorithm.name == "mine"
-    code.write_text(code.read_text() + "\nimport math\n")
+    mark.unlink()
+    code.write_text(code.read_text() + "\n# edited\n")
     now = hashlib.sha256(code.read_bytes()).hexdigest()[:16]
     told = f"code has changed since the run was trained .hash {run.config['network']['source']} then, {now} now"
     for given in (parts, {"network": parts["network"]}):
@@ -143,3 +144,4 @@ def test_a_named_file_is_not_taken_unless_it_is_the_runs(tmp_path: Path) -> None
             GlocalError, match=f"this network is not the one of the run: its {told}.*train the run again"
         ):
             open_run(run.path, **given)
+    assert not mark.exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from dataclasses import replace
@@ -204,26 +203,6 @@ def test_networks_with_chance_of_their_own_go_the_same_way_again(tmp_path: Path)
     assert run.path is not None
     for steps in (1, None):
         assert open_run(run.path, network=f"{mine}:net").retrace(steps, 20).deviation == 0
-
-
-def test_a_network_that_was_given_as_an_object_is_found_in_its_file(tmp_path: Path) -> None:
-    """By its own code: another function of the file may change, this one may not."""
-    mine = tmp_path / "mine.py"
-    code = "import math\nfrom torch import nn\ndef net(shape, outputs):\n    return nn.Sequential(nn.Flatten(), {})\n"
-    code = code.format("nn.Linear(math.prod(shape), outputs)")
-    mine.write_text(code)
-    spec = importlib.util.spec_from_file_location("mine", mine)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    run = swept(tmp_path / "store", "sgd", network=module.net)
-    assert run.path is not None
-    for text in (code, code + "def other(): pass\n"):
-        mine.write_text(text)
-        assert open_run(run.path, network=f"{mine}:net").retrace(None, 20).deviation == 0
-    mine.write_text(code.replace("nn.Flatten()", "nn.Flatten(1)"))
-    with pytest.raises(GlocalError, match="its code has changed"):
-        open_run(run.path, network=f"{mine}:net")
 
 
 def test_networks_that_take_no_single_samples_have_the_other_expansions() -> None:

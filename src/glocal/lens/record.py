@@ -37,7 +37,6 @@ from glocal.networks.pretrained import Pretrained
 from glocal.store.run import Run
 from glocal.store.store import Store
 from glocal.sweeps import resolve, user_code
-from glocal.sweeps.source import source_hash
 
 MAX_SNAPSHOT_BYTES = 4 << 30
 """Limit on θ and memory of all snapshots of a retraced run."""
@@ -302,8 +301,7 @@ def open_run(
 def _part(kind: str, value: Any, config: Mapping[str, dict[str, str]]) -> Any:
     """Return what to resolve as a part of a stored run: what is given, or a built-in name.
 
-    A file must have the hash of the run's, or its object that of the run's. An object whose file has this hash is taken
-    from the file.
+    A file must have the hash of the run's. An object whose file has this hash is taken from the file.
 
     A store may be a stranger's: no code is loaded from a file because a configuration names it.
     """
@@ -311,12 +309,8 @@ def _part(kind: str, value: Any, config: Mapping[str, dict[str, str]]) -> Any:
         spec = _file_spec(type(value) if isinstance(value, Algorithm) else value)
         return spec if spec and user_code.file_hash(spec, kind) == config[kind].get("source") else value
     if value is not None:
-        if user_code.is_file_spec(value) and user_code.file_hash(value, kind) != config[kind].get("source"):
-            new = {**config[kind], "source": user_code.file_hash(value, kind)}
-            found = user_code.load_object(value, kind)[0] if "source" in config[kind] else None
-            if found is not None and source_hash(found) == config[kind]["source"]:
-                return found
-            _require_same(kind, new, config[kind])
+        if user_code.is_file_spec(value):
+            _require_same(kind, {**config[kind], "source": user_code.file_hash(value, kind)}, config[kind])
         return value
     return str(config[kind]["name"])
 
@@ -365,7 +359,10 @@ def _require_same(kind: str, new: Mapping[str, Any], old: Mapping[str, Any]) -> 
         advice = f"Leave the {kind} out."
     elif "source" in names and "source" in new:
         cause = f"its code has changed since the run was trained (hash {old['source']} then, {new['source']} now)"
-        advice = f"{advice} A file counts as a whole."
+        advice = (
+            f"{advice} A file counts as a whole. If the {kind} was given as a Python object, its code may be the same: "
+            "give the object again, to glocal.lens.record.open_run."
+        )
     else:
         labels = [LABELS.get(name, name.removeprefix("options/")) for name in names]
         values = [[part.get(name, "absent") for part in flat] for name in names]
