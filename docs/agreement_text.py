@@ -76,8 +76,7 @@ def _squared_error(sample: Estimate, cells: int = 1) -> tuple[float, int]:
 
 def _welch(squares: Sequence[tuple[float, int]]) -> float:
     """Return Welch's degrees of freedom of a sum of means, of their squared errors and degrees."""
-    spread = sum(x**2 / degrees for x, degrees in squares)
-    return sum(x for x, _ in squares) ** 2 / spread if spread else math.inf
+    return sum(x for x, _ in squares) ** 2 / sum(x**2 / degrees for x, degrees in squares)
 
 
 def outside_by_chance(comparison: Comparison) -> float:
@@ -135,7 +134,7 @@ class RowDifference(NamedTuple):
 
     @property
     def z(self) -> float:
-        return self.mean / self.error if self.error else math.copysign(math.inf, self.mean) if self.mean else 0.0
+        return self.mean / self.error
 
 
 def row_differences(comparison: Comparison) -> dict[str, tuple[RowDifference, RowDifference]]:

@@ -74,7 +74,8 @@ the same parameters and other statistics.
 The paper's MLP was trained on the 5,000 embedded digits with the default options of every algorithm, which are not
 tuned to these challenges. `pnn`, `packnet` and `hat` receive the task of each test input; `joint` keeps the data of all
 tasks, which still come one after another, each with the same weight: in few epochs it may be behind replay. To train on all
-data at once, make a challenge of a single task. The memory column does not count network parameters, which is where `pnn` and `hat` store old tasks. The runs
+data at once, make a challenge of a single task.
+The memory column does not count network parameters, which is where `pnn` and `hat` store old tasks. The runs
 used this device: {machines}. To reproduce this page, run `python docs/algorithms.py`.
 
 {results}

@@ -169,7 +169,7 @@ def abstract(
         stay = sum(claim.paper.kind == REPRODUCED for claim in reproduced)
         about_classes = sum(claim.paper.kind == REPRODUCED and claim.paper != claim.measured for claim in reproduced)
         tests += f". With {_changed_classes(rows, reclassified)}, as measured, {stay} stay reproduced, {about_classes} "
-        tests += f"about the classes{f'; only so reproduced: {new}' if (new := len(reproduced) - stay) else ''}"
+        tests += f"about the classes{f'; {new} more only then' if (new := len(reproduced) - stay) else ''}"
     tests += "."
     parts = [agreement, tests, _main_result(rises(rows, reclassified))]
     introduction = INTRODUCTION.format(without=omission)

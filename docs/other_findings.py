@@ -96,10 +96,10 @@ def distance_and_forgetting(published: Sequence[Run], seed_angle_runs: Sequence[
     )
     text = (
         "At how many learning rates do algorithms that move farther forget more? "
-        f"The {len(seed_names)} with seed angles {join(_signs(seed_rhos))}"
+        f"Among the {len(seed_names)} with seed angles: {'; '.join(_signs(seed_rhos))}"
     )
     if extras := all_names - seed_names:
-        text += f"; with {len(extras)} more and the published angles {join(_signs(all_rhos))}"
+        text += f". With {len(extras)} more, on the published angles: {'; '.join(_signs(all_rhos))}"
     table = "reproduction/claims-by-row.md#distance-and-forgetting-across-algorithms"
     return f"{text} ([correlations]({table})). This shows no cause."
 

@@ -112,7 +112,8 @@ def test_a_number_that_one_seed_put_far_off_is_told_with_what_more_seeds_say(
 def test_how_many_seeds_would_settle_the_difference(page: ModuleType, spread: float, interval: float) -> None:
     """Seeds of ewc at the two highest rates are 0 and ±`spread` from their mean, with variance spread²; those of er
     move at all rates alike. With five seeds t = 2.776 and t spread / √5 is the interval; the published rise is 4.26 in
-    ewc and 4.85 in er. As many seeds as are told find a difference of 0.595 in 80 % of simulated experiments."""
+    ewc and 4.85 in er. With the number of seeds that the page names, 80 % of
+    simulated experiments find a difference of 0.595."""
     ewc = [run for run in published_runs("ewc", spread=0.0) if run.lr < 0.02]
     ewc += [run for run in published_runs("ewc", spread=spread) if run.lr > 0.02]
     (text,) = page.split_text.power(page.compare([*ewc, *published_runs("er")]))
@@ -393,8 +394,8 @@ def test_distance_and_forgetting_over_two_sets_of_algorithms(page: ModuleType) -
     backward = [replace(run, arrays={**run.arrays, "distance_from_init": -run.arrays["update_norm"]}) for run in own]
     assert text.rank_correlations(backward, init)[0.1].mean == pytest.approx(-0.75)
     told = text.distance_and_forgetting([*own, *more], own)
-    assert f"The 3 with seed angles more at 0 of 1 by {task} and more at 0 of 1" in told
-    assert "with 1 more and the published angles more at 0 of 1 by" in told
+    assert f"Among the 3 with seed angles: more at 0 of 1 by {task}; more at 0 of 1" in told
+    assert "With 1 more, on the published angles: more at 0 of 1 by" in told
     sure = [run for run in own if run.seed == 1] + [replace(r, config={**r.config, "seed": 2}) for r in own[:3]]
     told = text.distance_and_forgetting([*sure, *more], sure)
     assert f"more at 1 of 1 by {task}" in told

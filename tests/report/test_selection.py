@@ -62,7 +62,8 @@ def test_conditions_beside_functions(runs: Runs) -> None:
 
 def test_an_option_does_not_hide_a_setting() -> None:
     run: Run = fake_run("er", 0.1, 3, options={"seed": 7, "slots": 5})
-    assert run.settings["seed"] == 3 and run.settings["slots"] == 5
+    others = {"angles", "outputs", "loss", "hidden", "train_eval", "protocol"}
+    assert run.settings["seed"] == 3 and set(run.settings) == {*SETTINGS, "slots", *others}
 
 
 def test_whatever_tells_runs_apart_is_a_setting(runs: Runs) -> None:
@@ -83,7 +84,7 @@ def test_whatever_tells_runs_apart_is_a_setting(runs: Runs) -> None:
 
 
 def test_an_option_with_the_name_of_a_setting_keeps_it(runs: Runs) -> None:
-    """The settings are told by their part; the report compares by the option."""
+    """The column of the setting is named after its part, training. The report compares by the option."""
     mine = [fake_run("mine", seed=s, options={"patience": float(p)}, lost=0.1 * p) for p in (2, 3) for s in (1, 2)]
     every = Runs([replace(run, config={**run.config, "patience": i}) for i, run in enumerate([*mine, fake_run("sgd")])])
     frame = every.frame()

@@ -112,7 +112,12 @@ class Lens:
             else:
                 self._examine()
         except RuntimeError as error:  # such as a missing second derivative
-            raise GlocalError(f"'{self.target[0]}' cannot be measured: {first_line(error)}") from error
+            raise GlocalError(f"'{self.subject}' cannot be measured: {first_line(error)}") from error
+
+    @property
+    def subject(self) -> str:
+        """The only target."""
+        return self.target[0]
 
     def _examine(self) -> None:
         from glocal.lens.examination import examine_trace
@@ -134,8 +139,8 @@ class Lens:
 
         valid = every == "epochs" or (every.isdecimal() and int(every) > 0)
         require(valid, f"--retrace {every} was given; it takes a number of steps from 1 on, or epochs.")
-        if user_code.is_file_spec(self.target[0]):
-            raise GlocalError(f"'{self.target[0]}' is not a run of a store: --retrace needs STORE/runs/HASH.")
+        if user_code.is_file_spec(self.subject):
+            raise GlocalError(f"'{self.subject}' is not a run of a store: --retrace needs STORE/runs/HASH.")
         if self.epsilon is not None:
             require_epsilon(self.epsilon)
         steps = None if every == "epochs" else int(every)
@@ -182,7 +187,7 @@ class Lens:
         from glocal.sweeps.resolve import choose_device
 
         parts = {"challenge": self.challenge, "network": self.network, "algorithm": self.algorithm}
-        return open_run(self.target[0], data=self.data, init=self.init, device=choose_device(device), **parts)
+        return open_run(self.subject, data=self.data, init=self.init, device=choose_device(device), **parts)
 
     def _trace(self) -> TrainingTrace:
         from torch import nn
@@ -190,18 +195,18 @@ class Lens:
         from glocal.lens.checkpoints import trace_checkpoints
         from glocal.sweeps import resolve, user_code
 
-        if not user_code.is_file_spec(self.target[0]):
+        if not user_code.is_file_spec(self.subject):
             return self._open_run(self.device).trace(self.examples)
         for name in ("challenge", "network", "algorithm", "init", "data"):
-            message = f"--{name} is for a stored run; '{self.target[0]}' returns all that is measured."
+            message = f"--{name} is for a stored run; '{self.subject}' returns all that is measured."
             require(getattr(self, name) is None, message)
         device = resolve.choose_device(self.device)
-        function, _ = user_code.load_object(self.target[0], "function", with_neighbours=True)
+        function, _ = user_code.load_object(self.subject, "function", with_neighbours=True)
         returned = "(module, loss, tasks, checkpoints)"
-        require(callable(function), f"'{self.target[0]}' is not a function. Give one that returns {returned}.")
-        parts = user_code.call_user_code(function, self.target[0])
+        require(callable(function), f"'{self.subject}' is not a function. Give one that returns {returned}.")
+        parts = user_code.call_user_code(function, self.subject)
         if not isinstance(parts, tuple) or len(parts) != 4:
-            raise GlocalError(f"'{self.target[0]}' must return {returned}; it returned a {type(parts).__name__}.")
+            raise GlocalError(f"'{self.subject}' must return {returned}; it returned a {type(parts).__name__}.")
         module, loss, tasks, checkpoints = parts
         if isinstance(module, nn.Module):
             module = module.to(device)

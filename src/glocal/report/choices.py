@@ -16,6 +16,7 @@ from glocal import selection
 from glocal.errors import GlocalWarning, require
 from glocal.metrics import CONFIDENCE, confidence_interval
 from glocal.report import table
+from glocal.report.labels import is_rounded
 from glocal.report.summary import DEFAULT_VIEW, Group, Row, View, format_range, group_runs, round_finite
 from glocal.report.table import Cell, Column, Section, Table, mean_std, signed
 from glocal.selection import ORACLE, PROTOCOLS
@@ -120,9 +121,9 @@ def _label(choice: Group, groups: Iterable[Group]) -> str:
     differences = {
         k: v for k, v in choice_settings.items() if k == "lr" or any(other.get(k) != v for other in other_settings)
     }
-    short = {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in differences.items()}
-    exact = {k: isinstance(v, float) and float(short[k]) != v for k, v in differences.items()}
-    return " ".join(f"{k}={v if exact[k] else short[k]}" for k, v in differences.items())
+    return " ".join(
+        f"{k}={v if is_rounded(v) or not isinstance(v, float) else f'{v:g}'}" for k, v in differences.items()
+    )
 
 
 def _warn_unequal(challenge: str, algorithms: Mapping[tuple[str, str], Sequence[Group]]) -> None:

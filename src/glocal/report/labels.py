@@ -60,8 +60,12 @@ def _split_optimizer(run: Run) -> tuple[str, str]:
         return run.algorithm, "sgd"
     algorithm, _, optimizer = run.algorithm.rpartition(" · ")
     options = run.config["optimizer"]["options"].items()
-    rounded = [f"{k}={v}" for k, v in options if isinstance(v, float) and float(f"{v:g}") != v]
-    return algorithm, " ".join([optimizer, *rounded])
+    return algorithm, " ".join([optimizer, *(f"{k}={v}" for k, v in options if is_rounded(v))])
+
+
+def is_rounded(value: object) -> bool:
+    """Return whether a label, which shows six digits, does not show all of a number's."""
+    return isinstance(value, float) and float(f"{value:g}") != value
 
 
 def _without(label: str, option: str, run: Run) -> str:

@@ -29,10 +29,11 @@ def frame(runs: Sequence[Run], view: View = DEFAULT_VIEW) -> polars.DataFrame:
     columns: dict[str, list[Any]] = {name: [run.settings[name] for run in runs] for name in SETTINGS}
     for name in dict.fromkeys(name for run in runs for name in run.options if name not in SETTINGS):
         columns[name] = _column([run.options.get(name) for run in runs])
-    for name in differing([run.other_settings for run in runs], runs):
+    others = [run.other_settings for run in runs]
+    for name in differing(others, runs):
         short = short_name(name)
         taken = short in columns or short in STATISTICS
-        columns[name if taken else short] = _column([run.other_settings.get(name) for run in runs])
+        columns[name if taken else short] = _column([values.get(name) for values in others])
     statistics = [run_statistics([run], view)[0] for run in runs]
     columns |= {name: [_finite(row.get(name)) for row in statistics] for name in STATISTICS}
     columns |= {name: [run.info["cost"][name] for run in runs] for name in ("seconds", "memory_bytes")}
