@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from glocal import losses
-from glocal.curvature import kronecker, operators
+from glocal.curvature import kronecker, layers
+from glocal.curvature.diagonal import diagonal
 from glocal.curvature.jacobian import every_output, mean_output
 from glocal.curvature.layers import Cotangents, batch_count, chunk_size, memory_budget
 from glocal.curvature.operators import functional_operator, ggn_operator, hessian_operator
@@ -131,17 +133,32 @@ def test_products_and_factors_are_the_same_in_little_room(monkeypatch: pytest.Mo
             functional_operator(risk) @ v,
             ggn_operator(risk) @ v,
             kronecker.kronecker_factors(risk)["kronecker"],
+            diagonal(risk),
         ]
 
     together = everything()
     batches: list[int] = []
     module.register_forward_pre_hook(lambda _, args: batches.append(len(args[0])))
-    numbers = 36 + 32 + 32 + 3
-    monkeypatch.setattr(operators, "memory_budget", lambda _: 3 * 8 * numbers)
-    monkeypatch.setattr(kronecker, "memory_budget", lambda _: 2 * 8 * (36 + 32 + 3 * (32 + 3)))
+    one_vector, one_per_class = 36 + 32 + (32 + 3), 36 + 32 + 3 * (32 + 3)
+    monkeypatch.setattr(layers, "MAX_ACTIVATION_BYTES", 3 * 8 * one_vector)
     apart = everything()
-    assert max(batches) == 3 and 2 in batches
+    assert max(batches) == 3 and 3 * one_vector // one_per_class in batches
     torch.testing.assert_close(apart, together, rtol=1e-10, atol=1e-12)
+
+
+def test_runs_share_the_room_for_a_diagonal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as much room for every run, a cohort of EWC filled 127 GB of a GPU."""
+    module, runs = network(), 3
+    risk = risk_of(module, torch.randn(7, 1, 6, 6, dtype=torch.float64))
+    stacked = {k: torch.stack([p * (1 + run) for run in range(runs)]) for k, p in risk.params.items()}
+    expected = [diagonal(replace(risk, params={k: p[run] for k, p in stacked.items()})) for run in range(runs)]
+    batches: list[int] = []
+    module.register_forward_pre_hook(lambda _, args: batches.append(len(args[0])))
+    one_per_class = 36 + 32 + 3 * (32 + 3)
+    monkeypatch.setattr(layers, "MAX_ACTIVATION_BYTES", runs * 2 * 8 * one_per_class)
+    apart = vmap(lambda params: diagonal(replace(risk, params=params)))(stacked)
+    assert max(batches) == 2
+    torch.testing.assert_close(apart, {k: torch.stack([e[k] for e in expected]) for k in apart}, rtol=1e-10, atol=0)
 
 
 def test_runs_that_are_batched_are_counted() -> None:

@@ -26,7 +26,7 @@ from torch import Tensor
 from glocal.curvature.diagonal import diagonal
 from glocal.curvature.jacobian import output_hessian_sqrt
 from glocal.curvature.lanczos import eigh_or_nan
-from glocal.curvature.layers import Cotangents, affine_layers, chunk_size, layer_factors, memory_budget, params_outside
+from glocal.curvature.layers import Cotangents, affine_layers, chunk_size, layer_factors, params_outside
 from glocal.curvature.network import takes_network
 from glocal.risk import Risk
 from glocal.tree import Params
@@ -45,7 +45,7 @@ def kronecker_factors(risk: Risk, cotangents: Cotangents | None = None) -> Krone
         cotangents: From outputs (n, K) and labels to the vectors u, (n, C, K); by default the root of ∇²_f ℓ.
     """
     cotangents = cotangents or output_hessian_sqrt(risk.loss)
-    size = risk.chunk_size or chunk_size(risk, cotangents, MAX_CHUNK_SIZE, memory_budget(risk.params))
+    size = risk.chunk_size or chunk_size(risk, cotangents, MAX_CHUNK_SIZE)
     return risk.mean_over_chunks(size, lambda part: _chunk_factors(part, cotangents))
 
 

@@ -140,8 +140,10 @@ def _find_affine_layers(module: nn.Module, zeros: Tensor) -> dict[str, AffineLay
     return {name: affine for name, affine in single_calls.items() if affine is not None and owns_parameters(name)}
 
 
-def chunk_size(risk: Risk, cotangents: Cotangents | None, limit: int, max_bytes: int = MAX_ACTIVATION_BYTES) -> int:
+def chunk_size(risk: Risk, cotangents: Cotangents | None, limit: int, max_bytes: int | None = None) -> int:
     """Return the largest number of samples, up to `limit`, whose activations fit into `max_bytes`.
+
+    By default these are the bytes of `memory_budget`, which the runs that `vmap` computes together share.
 
     Counted are the layers' inputs and, once or for each cotangent, their outputs, on the first sample. If the network
     fails on one sample alone, the result is `limit`, and the pass itself will report the error.
@@ -161,7 +163,8 @@ def chunk_size(risk: Risk, cotangents: Cotangents | None, limit: int, max_bytes:
             vectors = 1 if cotangents is None else cotangents(outputs, first.y).shape[1]
     except Exception:
         return limit
-    return max(1, min(limit, max_bytes // max(1, input_bytes + vectors * output_bytes)))
+    budget = memory_budget(risk.params) if max_bytes is None else max_bytes
+    return max(1, min(limit, budget // max(1, input_bytes + vectors * output_bytes)))
 
 
 def memory_budget(params: Mapping[str, Tensor]) -> int:

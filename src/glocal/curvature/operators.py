@@ -28,7 +28,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
-from glocal.curvature.layers import chunk_size, memory_budget
+from glocal.curvature.layers import chunk_size
 from glocal.curvature.network import takes_network
 from glocal.networks.convolution import ReplaceConv2d
 from glocal.risk import MAX_CHUNK_SIZE, Risk, unfused_ops
@@ -126,7 +126,7 @@ def _sum_over_chunks(risk: Risk, prepare: Callable[[Risk], Product]) -> Operator
     """Return the operator that adds up the products of the risk's chunks."""
     check_eval_mode(risk.module)
     with _product_ops(risk):
-        size = risk.chunk_size or chunk_size(risk, None, MAX_CHUNK_SIZE, memory_budget(risk.params))
+        size = risk.chunk_size or chunk_size(risk, None, MAX_CHUNK_SIZE)
         full_product = prepare(risk) if len(risk) <= size else None
 
     def product(v: Params) -> Params:
