@@ -1,4 +1,5 @@
-r"""Optimisers: SGD with momentum, Adam and AdamW, with learning-rate schedules, as `torch.optim` defines them.
+r"""Optimisers: SGD with momentum, Adam and AdamW, with learning-rate schedules, as `torch.optim` defines them, and the
+base class of optimisers of your own.
 
 An optimiser turns gradients into a descent direction d and keeps its own state:
 
@@ -7,8 +8,9 @@ An optimiser turns gradients into a descent direction d and keeps its own state:
 
 Like optax's `scale_by_*` transformations it does not multiply by the learning rate; `apply_update` does, in place.
 An optimiser is a frozen dataclass. Its float fields are scalars of a run: runs that differ only in them train in one
-cohort. Inside `update` they are tensors in `hyper`, with one value per run where runs are stacked. The learning rates
-of a schedule are computed by the loader, once an epoch.
+cohort. Inside `update` they are tensors in `hyper`. The learning rates of a schedule are computed by the loader, once
+an epoch. An optimiser of your own is written for one run, and mapped over the runs of a cohort; those of this module
+are written for one run and for stacked runs, where `hyper` has one value per run.
 
 >>> import torch
 >>> params, grads = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([0.5, -1.0])}
@@ -35,7 +37,6 @@ from glocal import hyperparameters, tree
 from glocal.errors import require
 from glocal.tree import Params, Tree
 
-OFF_AT_ZERO = ("momentum", "weight_decay", "clip")
 SCHEDULE = ("schedule", "warmup", "gamma", "step_epochs", "span")
 """Options of the schedule. The loader computes learning rates for every run, so runs of a cohort may differ in them."""
 
@@ -48,7 +49,9 @@ class Optimizer:
     updated, and do not decay.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = "optimizer"
+    off_at_zero: ClassVar[tuple[str, ...]] = ("weight_decay", "clip")
+    """Scalars that are left out of `hyper` if they are 0 in all runs of a cohort."""
     at_least: ClassVar[Mapping[str, float]] = {
         **dict.fromkeys(("weight_decay", "clip", "momentum", "beta1", "beta2", "warmup", "gamma"), 0)
     }
@@ -80,17 +83,18 @@ class Optimizer:
         require(not unused, f"{self.name}: span=sequence has no effect on a constant rate: set schedule or warmup too.")
 
     def init(self, params: Params, hyper: Params) -> Tree:
-        """Return the state before the first step: tensors that are 0, as after a reset."""
+        """Return the state before the first step of training, or of a task if state=reset: a tree of tensors."""
         return {}
 
     def update(self, grads: Params, state: Tree, params: Params, hyper: Params) -> tuple[Params, Tree]:
         """Return the descent direction and the new state.
 
         Args:
-            grads: gradients; parameters that are not in it stay as they are.
+            grads: gradients; parameters that are not in it stay as they are, and keep their state.
             state: what the last step returned.
             params: parameters before the step.
-            hyper: the scalars of `step_scalars` as tensors, (runs,) where `grads`, `state` and `params` are stacked.
+            hyper: the float fields as tensors, without `weight_decay` and `clip` where they are 0 and those of the
+                schedule. `clip_gradients` and `add_weight_decay` apply the two.
         """
         raise NotImplementedError
 
@@ -126,6 +130,7 @@ class SGD(Optimizer):
     """
 
     name: ClassVar[str] = "sgd"
+    off_at_zero: ClassVar[tuple[str, ...]] = ("momentum", "weight_decay", "clip")
 
     momentum: float = 0.0
     """Factor of the previous direction."""
@@ -142,7 +147,7 @@ class SGD(Optimizer):
         return {"velocity": _zeros(params)} if "momentum" in hyper else {}
 
     def update(self, grads: Params, state: Tree, params: Params, hyper: Params) -> tuple[Params, Tree]:
-        grads = _add_decay(_clip(grads, hyper), params, hyper)
+        grads = add_weight_decay(clip_gradients(grads, hyper), params, hyper)
         if "momentum" not in hyper:
             return grads, state
         momentum = hyper["momentum"]
@@ -188,7 +193,7 @@ class Adam(Optimizer):
         }
 
     def update(self, grads: Params, state: Tree, params: Params, hyper: Params) -> tuple[Params, Tree]:
-        grads = self._decay_gradient(_clip(grads, hyper), params, hyper)
+        grads = self._decay_gradient(clip_gradients(grads, hyper), params, hyper)
         rates = {"mean": 1 - hyper["beta1"], "square": 1 - hyper["beta2"]}
         corrections = {k: _next_correction(state[f"{k}_correction"], rates[k], grads, params) for k in rates}
         scales = corrections["mean"] / corrections["square"].sqrt()
@@ -204,7 +209,7 @@ class Adam(Optimizer):
         return descent, new | {f"{k}_correction": c for k, c in corrections.items()}
 
     def _decay_gradient(self, grads: Params, params: Params, hyper: Params) -> Params:
-        return _add_decay(grads, params, hyper)
+        return add_weight_decay(grads, params, hyper)
 
 
 @dataclass(frozen=True)
@@ -218,7 +223,7 @@ class AdamW(Adam):
 
     def update(self, grads: Params, state: Tree, params: Params, hyper: Params) -> tuple[Params, Tree]:
         descent, state = super().update(grads, state, params, hyper)
-        return _add_decay(descent, params, hyper), state
+        return add_weight_decay(descent, params, hyper), state
 
     def _decay_gradient(self, grads: Params, params: Params, hyper: Params) -> Params:
         return grads
@@ -229,14 +234,19 @@ PLAIN_SGD = SGD()
 """The default: the optimiser of the paper."""
 
 
+def is_built_in(optimizer: Optimizer) -> bool:
+    """Whether the optimiser's methods take stacked runs; those of a user's optimiser are mapped over the runs."""
+    return type(optimizer) in OPTIMIZERS.values()
+
+
 def step_scalars(optimizers: Sequence[Optimizer]) -> dict[str, list[float]]:
     """Return the scalars that a step of these runs uses, with one value per run.
 
-    Momentum, weight decay and clipping are left out if they are 0 in all runs: steps then do without them.
+    Weight decay, clipping and the momentum of SGD are left out if they are 0 in all runs: steps then do without them.
     """
     columns = {name: [getattr(o, name) for o in optimizers] for name in hyperparameters.scalars(optimizers[0])}
     used = {k: v for k, v in columns.items() if k not in SCHEDULE}
-    return {k: v for k, v in used.items() if any(v) or k not in OFF_AT_ZERO}
+    return {k: v for k, v in used.items() if any(v) or k not in optimizers[0].off_at_zero}
 
 
 def apply_update(params: Params, descent: Params, lr: Tensor) -> None:
@@ -255,7 +265,7 @@ def _zeros(params: Params) -> Params:
     return {k: torch.zeros_like(p) for k, p in params.items()}
 
 
-def _clip(grads: Params, hyper: Params) -> Params:
+def clip_gradients(grads: Params, hyper: Params) -> Params:
     """Scale gradients whose norm over all parameters exceeds `clip`, as `torch.nn.utils.clip_grad_norm_` does."""
     if "clip" not in hyper:
         return grads
@@ -265,7 +275,7 @@ def _clip(grads: Params, hyper: Params) -> Params:
     return {k: g * per_run(scale.to(g.dtype), g) for k, g in grads.items()}
 
 
-def _add_decay(grads: Params, params: Params, hyper: Params) -> Params:
+def add_weight_decay(grads: Params, params: Params, hyper: Params) -> Params:
     """Add weight_decay · θ."""
     if "weight_decay" not in hyper:
         return grads

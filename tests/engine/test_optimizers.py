@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -21,7 +21,15 @@ from glocal.engine.cohort import Cohort, Member
 from glocal.engine.loop import Execution, Snapshot, train
 from glocal.errors import GlocalError
 from glocal.networks.mlp import mlp
-from glocal.optimizers import Adam, AdamW, Optimizer, apply_update, step_scalars
+from glocal.optimizers import (
+    Adam,
+    AdamW,
+    Optimizer,
+    add_weight_decay,
+    apply_update,
+    clip_gradients,
+    step_scalars,
+)
 from glocal.rng import generator
 from glocal.tree import Params
 
@@ -52,9 +60,48 @@ def two_tasks(examples: int = EXAMPLES) -> Challenge:
 CHALLENGE = two_tasks()
 
 
+@dataclass(frozen=True)
+class RMSprop(Optimizer):
+    """An optimiser of a user, written for one run; one of its scalars is 0, and has the name of one of SGD's."""
+
+    name: ClassVar[str] = "rmsprop"
+
+    decay: float = 0.99
+    eps: float = 1e-8
+    momentum: float = 0.0
+
+    def init(self, params: Params, hyper: Params) -> tree.Tree:
+        return {k: {name: torch.zeros_like(p) for name, p in params.items()} for k in ("square", "velocity")}
+
+    def update(self, grads: Params, state: tree.Tree, params: Params, hyper: Params) -> tuple[Params, tree.Tree]:
+        grads = add_weight_decay(clip_gradients(grads, hyper), params, hyper)
+        old, decay = state["square"], hyper["decay"]
+        square = {k: decay * old[k] + (1 - decay) * g * g for k, g in grads.items()}
+        steps = {k: g / (square[k].sqrt() + hyper["eps"]) for k, g in grads.items()}
+        velocity = {k: hyper["momentum"] * state["velocity"][k] + step for k, step in steps.items()}
+        return velocity, {"square": old | square, "velocity": state["velocity"] | velocity}
+
+
+@dataclass(frozen=True)
+class Anchored(Optimizer):
+    """d = g + pull · (θ − θ_start), θ_start where the task began: a state that is not 0 after a reset."""
+
+    name: ClassVar[str] = "anchored"
+
+    pull: float = 0.1
+
+    def init(self, params: Params, hyper: Params) -> tree.Tree:
+        return {"start": params}
+
+    def update(self, grads: Params, state: tree.Tree, params: Params, hyper: Params) -> tuple[Params, tree.Tree]:
+        return {k: g + hyper["pull"] * (params[k] - state["start"][k]) for k, g in grads.items()}, state
+
+
 def torch_optimizer(own: Optimizer, params: Any, lr: float) -> torch.optim.Optimizer:
     if isinstance(own, optimizers.SGD):
         return torch.optim.SGD(params, lr, own.momentum, weight_decay=own.weight_decay, nesterov=own.nesterov)
+    if isinstance(own, RMSprop):
+        return torch.optim.RMSprop(params, lr, own.decay, own.eps, own.weight_decay, own.momentum)
     assert isinstance(own, Adam)
     kind = torch.optim.AdamW if isinstance(own, AdamW) else torch.optim.Adam
     return kind(params, lr, (own.beta1, own.beta2), own.eps, own.weight_decay)
@@ -130,18 +177,46 @@ CASES: dict[str, list[Optimizer]] = {
         AdamW(schedule="cosine", weight_decay=0.1),
         AdamW(weight_decay=0.0),
     ],
+    "own": [
+        RMSprop(decay=0.9, weight_decay=0.1, clip=0.2),
+        RMSprop(schedule="cosine", momentum=0.5),
+        RMSprop(eps=1e-3, warmup=0.5),
+    ],
+    "own kept": [RMSprop(state="kept"), RMSprop(decay=0.5, state="kept")],
 }
 
 
 @pytest.mark.parametrize("execution", [pytest.param("sequential", marks=pytest.mark.slow), "vectorised"])
 @pytest.mark.parametrize("case", CASES)
 def test_training_agrees_with_torch(case: str, execution: Execution) -> None:
-    rates = {"sgd": 0.05, "adam": 0.005, "adamw": 0.005}
+    rates = {"sgd": 0.05, "adam": 0.005, "adamw": 0.005, "rmsprop": 0.005}
     members = [Member(seed, rates[own.name] / (1 + seed), SGD(), own) for seed, own in enumerate(CASES[case])]
     members = members[:2] if execution == "sequential" else members
     *_, last = train(Cohort(CHALLENGE, Double, tuple(members), EPOCHS, BATCH), execution=execution)
     for run, member in enumerate(members):
         torch.testing.assert_close(tree.select(last.state.params, run), plain_loop(member), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("execution", ["sequential", "vectorised"])
+def test_a_state_that_begins_at_the_parameters_begins_there_in_every_task(execution: Execution) -> None:
+    members = tuple(Member(seed, 0.05, SGD(), Anchored(pull)) for seed, pull in enumerate((0.5, 2.0)))
+    *_, last = train(Cohort(CHALLENGE, Double, members, EPOCHS, BATCH), execution=execution)
+    for run, member in enumerate(members):
+        network = Double(CHALLENGE.input_shape, CHALLENGE.outputs)
+        network.load_state_dict(tree.select(Cohort(CHALLENGE, Double, (member,), EPOCHS, BATCH).initial()[0], 0))
+        for task in range(2):
+            starts = [p.detach().clone() for p in network.parameters()]
+            x, y = CHALLENGE.task(task, member.seed).train
+            for epoch in range(EPOCHS):
+                order = torch.randperm(len(y), generator=generator(member.seed, "order", task, epoch))
+                for rows in order.split(BATCH):
+                    loss = functional.cross_entropy(network(x[rows]), y[rows])
+                    grads = torch.autograd.grad(loss, list(network.parameters()))
+                    for p, g, start in zip(network.parameters(), grads, starts, strict=True):
+                        assert isinstance(member.optimizer, Anchored)
+                        p.data -= member.lr * (g + member.optimizer.pull * (p.data - start))
+        expected = {k: p.detach() for k, p in network.named_parameters()}
+        torch.testing.assert_close(tree.select(last.state.params, run), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("own", [optimizers.SGD(momentum=0.9, weight_decay=0.1), Adam(), AdamW(clip=0.5)])
@@ -166,7 +241,10 @@ def test_a_parameter_without_a_gradient_is_left_alone_and_its_steps_are_not_coun
         torch.testing.assert_close(params[k][0], p.detach(), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("own", [Adam(clip=0.3), AdamW(schedule="cosine"), optimizers.SGD(momentum=0.9, clip=0.1)])
+@pytest.mark.parametrize(
+    "own",
+    [Adam(clip=0.3), AdamW(schedule="cosine"), optimizers.SGD(momentum=0.9, clip=0.1), RMSprop(clip=0.3, momentum=0.5)],
+)
 def test_a_run_does_not_depend_on_its_cohort(own: Optimizer) -> None:
     """Bit by bit, together with runs of other scalars, and with runs that use options it does not use."""
     others = [replace(own, weight_decay=0.2), replace(own, clip=0.0, warmup=1.0)]

@@ -84,6 +84,8 @@ class Lens:
     network: OwnNetwork = None
     algorithm: str | None = None
     """path.py:Name of the run's algorithm, if it is your own, for --retrace or if it changes the network."""
+    optimizer: str | None = None
+    """path.py:Name of the run's optimizer, if it is your own, for --retrace."""
     init: Path | None = None
     """File that the run started from, for --retrace."""
     data: DataFolder = None
@@ -186,7 +188,7 @@ class Lens:
         from glocal.lens.record import open_run
         from glocal.sweeps.resolve import choose_device
 
-        parts = {"challenge": self.challenge, "network": self.network, "algorithm": self.algorithm}
+        parts = {name: getattr(self, name) for name in ("challenge", "network", "algorithm", "optimizer")}
         return open_run(self.subject, data=self.data, init=self.init, device=choose_device(device), **parts)
 
     def _trace(self) -> TrainingTrace:
@@ -197,7 +199,7 @@ class Lens:
 
         if not user_code.is_file_spec(self.subject):
             return self._open_run(self.device).trace(self.examples)
-        for name in ("challenge", "network", "algorithm", "init", "data"):
+        for name in ("challenge", "network", "algorithm", "optimizer", "init", "data"):
             message = f"--{name} is for a stored run; '{self.subject}' returns all that is measured."
             require(getattr(self, name) is None, message)
         device = resolve.choose_device(self.device)

@@ -44,7 +44,7 @@ class Run:
     options: Options = ()
     """Options of the algorithm as NAME=VALUE."""
     optimizer: str = "sgd"
-    """sgd, adam or adamw."""
+    """sgd, adam or adamw, or path.py:Name for your own."""
     optimizer_options: Options = ()
     """Options of the optimizer as NAME=VALUE; `glocal list optimizers` describes them."""
     training: TrainingOptions = field(default_factory=TrainingOptions)
@@ -93,7 +93,7 @@ class Sweep(SweepFile):
     options: Options = ()
     """Options as ALGORITHM.NAME=VALUE, or VALUE,VALUE to train all. A sampler also takes ranges, such as 0.1..1000."""
     optimizer: tuple[str, ...] = ()
-    """sgd (default), adam or adamw; several are all trained."""
+    """sgd (default), adam, adamw, or path.py:Name for your own; several are all trained."""
     optimizer_options: Options = ()
     """Options of the optimizer, as NAME=VALUE or OPTIMIZER.NAME=VALUE, with one or several values."""
     sampler: Literal["tpe", "random"] | None = None

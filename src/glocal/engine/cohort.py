@@ -23,10 +23,10 @@ from glocal.networks.model import MakeNetwork, Model, frozen_parameters, share_p
 from glocal.networks.preprocess import InputTransform
 from glocal.networks.randomness import draws_random_numbers
 from glocal.networks.replace_layers import replace_layers
-from glocal.optimizers import PLAIN_SGD, Optimizer, step_scalars
+from glocal.optimizers import PLAIN_SGD, Optimizer, is_built_in, step_scalars
 from glocal.precision import Precision
 from glocal.rng import generator, global_generator
-from glocal.tree import Params
+from glocal.tree import Params, Tree
 
 CPU = torch.device("cpu")
 
@@ -173,8 +173,16 @@ class Cohort:
             check_memory(memory, f"{member.algorithm.name}.init")
             memories.append(tree.map_tree(lambda leaf: leaf.to(self.device), memory))
         diverged = torch.full((len(self),), -1, dtype=torch.long, device=self.device)
-        optimizer = self.optimizer.init(params, self.hyper()["optimizer"])
+        optimizer = self.initial_optimizer(params)
         return State(params, buffers, tree.stack(memories), diverged, optimizer=optimizer)
+
+    def initial_optimizer(self, params: Params) -> Tree:
+        """Return the state of every run's optimiser before a step from these parameters, stacked."""
+        hyper = self.hyper()["optimizer"]
+        if is_built_in(self.optimizer):
+            return self.optimizer.init(params, hyper)
+        runs = range(len(self))
+        return tree.stack([self.optimizer.init(tree.select(params, i), tree.select(hyper, i)) for i in runs])
 
     @cached_property
     def groups(self) -> list[slice]:

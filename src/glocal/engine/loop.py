@@ -18,7 +18,7 @@ from glocal.engine.choose import Execution, choose
 from glocal.engine.cohort import Cohort
 from glocal.engine.early_stopping import EarlyStopping
 from glocal.engine.evaluate import Evaluator, Record
-from glocal.engine.executors import OnStep
+from glocal.engine.executors import OnStep, copy_into_
 from glocal.engine.loader import Loader
 from glocal.engine.state import State
 from glocal.networks.layer_calls import unfused_encoders
@@ -102,7 +102,7 @@ def train(
             progress.task(task)
             loader.load_task(task, state.memory)
             if cohort.optimizer.state == "reset":
-                tree.map_tree(torch.zero_, state.optimizer)
+                copy_into_(cohort.initial_optimizer(state.params), state.optimizer)
             previous = {k: p.clone() for k, p in state.params.items()}
             stopping, last_step = EarlyStopping(cohort, evaluator, task), state.clock + cohort.epochs * loader.steps
             for epoch in range(cohort.epochs):

@@ -17,7 +17,7 @@ from glocal.algorithms.algorithm import Algorithm, Batch, Memory, Step
 from glocal.engine.state import State, check_memory
 from glocal.errors import GlocalError, require
 from glocal.networks.model import Model
-from glocal.optimizers import PLAIN_SGD, Optimizer, apply_update
+from glocal.optimizers import PLAIN_SGD, Optimizer, apply_update, is_built_in
 from glocal.tree import Params, Tree
 
 Hyper: TypeAlias = Tree  # lr, and the scalars of "algorithm" and "optimizer"; tensors with one value per run
@@ -55,9 +55,8 @@ def step(program: Program, state: State, hyper: Hyper, batch: Batch, map: Map) -
         projection = map(program.direction, in_dims=(0, 0, 0, 0, 0, BATCH_DIMS))
         direction, buffers = projection(grads, params, buffers, memory, hyper, batch)
         unchanged = direction == UNCHANGED
-        descent, state.optimizer = program.optimizer.update(
-            used if unchanged else direction, state.optimizer, params, hyper["optimizer"]
-        )
+        update = program.optimizer.update if is_built_in(program.optimizer) else map(program.optimizer.update)
+        descent, state.optimizer = update(used if unchanged else direction, state.optimizer, params, hyper["optimizer"])
         apply_update(params, descent, hyper["lr"])
         aux = tree.map_tree(torch.detach, aux)
         result = Step(batch, grads, grads if unchanged else direction, params, aux, descent, hyper["lr"])

@@ -34,6 +34,7 @@ from glocal.lens.training_trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, 
 from glocal.networks import NETWORKS
 from glocal.networks.model import MakeNetwork, Model, frozen_parameters, share_parameters
 from glocal.networks.pretrained import Pretrained
+from glocal.optimizers import OPTIMIZERS, PLAIN_SGD, Optimizer
 from glocal.store.run import Run
 from glocal.store.store import Store
 from glocal.sweeps import resolve, user_code
@@ -244,6 +245,7 @@ def open_run(
     challenge: str | Challenge | None = None,
     network: str | MakeNetwork | None = None,
     algorithm: str | Algorithm | type[Algorithm] | None = None,
+    optimizer: str | Optimizer | type[Optimizer] | None = None,
     init: str | Path | None = None,
     device: torch.device | str = "cpu",
 ) -> StoredRun:
@@ -256,6 +258,7 @@ def open_run(
         network: the same for its network: path.py:function or the function.
         algorithm: the same for its algorithm: path.py:Name, the class or an instance. `trace` needs it only if it
             changes the network.
+        optimizer: the same for its optimiser, to train the run again.
         init: the file that the run started from, to train it again.
         device: where to compute.
     """
@@ -264,9 +267,10 @@ def open_run(
     require(in_store, f"'{path}' is not a run of a store: give STORE/runs/HASH.")
     run = Store(path.resolve().parent.parent).run(path.resolve().name)
     config = run.config
-    parts = {"challenge": challenge, "network": network, "algorithm": algorithm}
+    parts = {"challenge": challenge, "network": network, "algorithm": algorithm, "optimizer": optimizer}
     missing = [kind for kind, part in parts.items() if part is None and not is_built_in(kind, config)]
-    optional = {"algorithm"} & {*missing} if run.info.get("plain_network") is True else set()
+    for_training = {"optimizer", "algorithm"} if run.info.get("plain_network") is True else {"optimizer"}
+    optional = for_training & {*missing}
     request = _request(missing, optional, config) if missing else ""
     require({*missing} == optional, request)
     share = config["challenge"].get("validation")
@@ -284,12 +288,14 @@ def open_run(
     expected = {**config, "network": {k: v for k, v in config["network"].items() if k != "init" or init is not None}}
     options = asdict(algorithm) if isinstance(algorithm, Algorithm) else config["algorithm"]["options"]
     trained = resolve.Resolved(Algorithm(), config["algorithm"])
-    if not missing:
+    stepped = resolve.Resolved(PLAIN_SGD, config.get("optimizer", {}))
+    if "algorithm" not in missing:
         trained = resolve.algorithm(_part("algorithm", algorithm, config), options)
-    for kind, part in (("challenge", resolved), ("network", make), ("algorithm", trained)):
-        _require_same(kind, part.config, expected[kind])
-    optimizer = config.get("optimizer", {"name": "sgd", "options": {}})
-    stepped = resolve.optimizer(optimizer["name"], optimizer["options"])
+    if "optimizer" in config and "optimizer" not in missing:
+        settings = asdict(optimizer) if isinstance(optimizer, Optimizer) else config["optimizer"]["options"]
+        stepped = resolve.optimizer(_part("optimizer", optimizer, config), settings)
+    for kind, part in (("challenge", resolved), ("network", make), ("algorithm", trained), ("optimizer", stepped)):
+        _require_same(kind, part.config, expected.get(kind, {}))
     member = Member(run.seed, run.lr, trained.value, stepped.value)
     shared: Any = {
         name: config.get(name) for name in ("epochs", "batch_size", "train_eval", "precision", "horizon", "patience")
@@ -306,7 +312,7 @@ def _part(kind: str, value: Any, config: Mapping[str, dict[str, str]]) -> Any:
     A store may be a stranger's: no code is loaded from a file because a configuration names it.
     """
     if value is not None and not isinstance(value, str):
-        spec = _file_spec(type(value) if isinstance(value, Algorithm) else value)
+        spec = _file_spec(type(value) if isinstance(value, Algorithm | Optimizer) else value)
         return spec if spec and user_code.file_hash(spec, kind) == config[kind].get("source") else value
     if value is not None:
         if user_code.is_file_spec(value):
@@ -316,11 +322,13 @@ def _part(kind: str, value: Any, config: Mapping[str, dict[str, str]]) -> Any:
 
 
 def is_built_in(what: str, config: Mapping[str, dict[str, Any]]) -> bool:
-    """Return whether the challenge, network or algorithm of a run is one of glocal's."""
+    """Return whether the challenge, network, algorithm or optimiser of a run is one of glocal's."""
     if what == "challenge":
         return is_named(config[what])
-    names: Collection[str] = NETWORKS if what == "network" else ALGORITHMS
-    return "source" not in config[what] and str(config[what]["name"]) in names
+    if what not in config:  # plain SGD
+        return True
+    built_in: dict[str, Collection[str]] = {"network": NETWORKS, "algorithm": ALGORITHMS, "optimizer": OPTIMIZERS}
+    return "source" not in config[what] and str(config[what]["name"]) in built_in[what]
 
 
 def _request(missing: Sequence[str], optional: Collection[str], config: Mapping[str, dict[str, Any]]) -> str:

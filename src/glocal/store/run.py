@@ -34,8 +34,8 @@ SETTINGS = (
 
 
 def short_name(name: str) -> str:
-    """Return the name of one of `Run.other_settings` without its prefix, but for the hash of a network's code."""
-    return name if name == "network_source" else name.partition("_")[2]
+    """Return the name of one of `Run.other_settings` without its prefix, but for hashes of code."""
+    return name if name.endswith("_source") else name.partition("_")[2]
 
 
 @dataclass(frozen=True, repr=False)
@@ -126,7 +126,8 @@ class Run:
         }
         training = {k: v for k, v in config.items() if k not in (*SETTINGS, "parent")}
         training |= {"after": self.after} if self.after else {}
-        parts = {"challenge": challenge, "network": config["network"], "training": training}
+        optimizer = {k: v for k, v in config.get("optimizer", {}).items() if k == "source"}
+        parts = {"challenge": challenge, "network": config["network"], "optimizer": optimizer, "training": training}
         return {f"{part}_{k}": v for part, values in parts.items() for k, v in values.items() if k != "name"}
 
     @property

@@ -85,8 +85,10 @@ def _command(lrs: Sequence[float], seeds: Sequence[int], algorithms: Sequence[Se
     arguments += ["--options", *options] if options else []
     optimizer = first.config.get("optimizer")
     if optimizer is not None:
-        texts = _options(OPTIMIZERS.get(optimizer["name"]), optimizer["options"])
-        arguments += ["--optimizer", optimizer["name"], *(["--optimizer-options", *texts] if texts else [])]
+        built_in = None if "source" in optimizer else OPTIMIZERS.get(optimizer["name"])
+        texts = _options(built_in, optimizer["options"])
+        arguments += ["--optimizer", optimizer["name"] if built_in else f"PATH.py:{optimizer['name']}"]
+        arguments += ["--optimizer-options", *texts] if texts else []
     arguments += [str(flag) for flag in flags]
     if any("PATH.py:" in argument for argument in arguments):
         notes.append(

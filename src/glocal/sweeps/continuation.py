@@ -104,7 +104,7 @@ def begin_after(cohort: Cohort, parents: Sequence[Run]) -> Snapshot:
     """Return the snapshot at which a cohort goes on: that of the end of each run's parent."""
     states = [_read_state(run) for run in parents]
     params, buffers = cohort.initial()
-    optimizer = cohort.optimizer.init(params, cohort.hyper()["optimizer"])
+    optimizer = cohort.initial_optimizer(params)
     expected = tree.flatten({"params": params, "buffers": buffers, "optimizer": optimizer})
     for run, state in zip(parents, states, strict=True):
         shapes = {k: t.shape for k, t in state.items() if k.startswith("params/")}

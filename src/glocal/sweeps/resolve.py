@@ -33,8 +33,9 @@ from glocal.networks import NETWORKS
 from glocal.networks.layer_calls import unfused_encoders
 from glocal.networks.model import MakeNetwork, share_parameters
 from glocal.networks.pretrained import Pretrained, list_names, load_state
-from glocal.optimizers import OPTIMIZERS, PLAIN_SGD, Adam, Optimizer
+from glocal.optimizers import OPTIMIZERS, PLAIN_SGD, Optimizer, is_built_in
 from glocal.rng import generator, global_generator
+from glocal.sweeps.optimizer_check import depends_on_scale, keeps_frozen_weights, rehearse_optimizer
 from glocal.sweeps.options import convert
 from glocal.sweeps.source import is_installed, source_hash
 from glocal.sweeps.user_code import call_user_code, describe_error, is_file_spec, load_object
@@ -292,56 +293,67 @@ def algorithm(spec: str | Algorithm | type[Algorithm], options: Mapping[str, Any
     kind = spec if isinstance(spec, type) else type(spec)
     if not issubclass(kind, Algorithm):
         raise GlocalError(f"'{kind.__name__}' is not an algorithm: it does not subclass glocal.Algorithm.")
-    fields = dataclasses.fields(kind)
-    for base in kind.mro()[: kind.mro().index(Algorithm)]:
-        annotations = [k for k, hint in inspect.get_annotations(base).items() if "ClassVar" not in str(hint)]
-        ignored = ", ".join(k for k in annotations if not hasattr(Algorithm, k) and k not in {f.name for f in fields})
-        require(not ignored, f"{base.__name__} declares fields ({ignored}) without @dataclass(frozen=True).")
-        require(
-            "__slots__" not in vars(base), f"{base.__name__} has slots=True, with which options cannot differ: omit it."
-        )
-    computed = ", ".join(f.name for f in fields if not f.init)
-    require(not computed, f"{name_of(kind)} has fields with init=False ({computed}): compute them in its methods.")
-    covered = list(inspect.signature(kind).parameters) == [f.name for f in fields]
-    require(covered, f"{name_of(kind)} has its own __init__, which a run's name cannot cover: use dataclass fields.")
-    require(name_of(kind).isprintable(), f"the algorithm's name is {name_of(kind)!r}; use letters and digits.")
+    _check_class(kind, Algorithm)
     require_known(f"locality of {name_of(kind)}", kind.locality, get_args(Locality))
-    clash = any(f.name == "lr" for f in fields)
-    require(not clash, f"{name_of(kind)} has a field lr, which is the run's learning rate; use another name.")
     value = _with_options(kind, spec, options)
-    _check_methods(value)
-    config: dict[str, Any] = {"name": name_of(kind), "options": dataclasses.asdict(value)}
-    for option, content in config["options"].items():
-        try:
-            json.dumps(content)
-        except (TypeError, ValueError) as error:
-            message = f"{name_of(kind)}.{option} = {content!r} cannot be part of a run's name: use numbers or strings."
-            raise GlocalError(message) from error
+    _check_methods(value, Algorithm)
+    config = _config(value)
     if kind is not ALGORITHMS.get(value.name):
         config["source"] = digest or source_hash(kind)
     return Resolved(value, config)
 
 
-def _check_methods(algorithm: Algorithm) -> None:
+def _check_class(kind: type, base: type) -> None:
+    """Raise an error if the class of an algorithm or optimiser is not a dataclass whose fields a run's name covers."""
+    fields = dataclasses.fields(kind)
+    for parent in kind.mro()[: kind.mro().index(base)]:
+        annotations = [k for k, hint in inspect.get_annotations(parent).items() if "ClassVar" not in str(hint)]
+        ignored = ", ".join(k for k in annotations if not hasattr(base, k) and k not in {f.name for f in fields})
+        require(not ignored, f"{parent.__name__} declares fields ({ignored}) without @dataclass(frozen=True).")
+        slots = f"{parent.__name__} has slots=True, with which options cannot differ: omit it."
+        require("__slots__" not in vars(parent), slots)
+    computed = ", ".join(f.name for f in fields if not f.init)
+    require(not computed, f"{name_of(kind)} has fields with init=False ({computed}): compute them in its methods.")
+    covered = list(inspect.signature(kind).parameters) == [f.name for f in fields]
+    require(covered, f"{name_of(kind)} has its own __init__, which a run's name cannot cover: use dataclass fields.")
+    printable = f"the {base.__name__.lower()}'s name is {name_of(kind)!r}; use letters and digits."
+    require(name_of(kind).isprintable(), printable)
+    clash = any(f.name == "lr" for f in fields)
+    require(not clash, f"{name_of(kind)} has a field lr, which is the run's learning rate; use another name.")
+
+
+def _check_methods(value: Any, base: type) -> None:
     """Raise an error if a method is misspelt, or does not take the arguments that the engine calls it with."""
-    methods = {k: f for k, f in inspect.getmembers(Algorithm, inspect.isfunction) if not k.startswith("_")}
-    for name, _ in inspect.getmembers(type(algorithm), inspect.isfunction):
+    methods = {k: f for k, f in inspect.getmembers(base, inspect.isfunction) if not k.startswith("_")}
+    for name, _ in inspect.getmembers(type(value), inspect.isfunction):
         likely = [] if name.startswith("_") or name in methods else get_close_matches(name, methods, 1, cutoff=0.85)
-        if likely and not any({name, likely[0]} <= vars(kind).keys() for kind in type(algorithm).mro()):
+        if likely and not any({name, likely[0]} <= vars(kind).keys() for kind in type(value).mro()):
             raise GlocalError(
-                f"{name_of(algorithm)} has a method '{name}', which the protocol does not know: did you mean "
+                f"{name_of(value)} has a method '{name}', which the protocol does not know: did you mean "
                 f"'{likely[0]}'? If not, give it another name, or one that begins with an underscore."
             )
     for name, method in methods.items():
         arguments = [*inspect.signature(method).parameters][1:]
-        signature = inspect.signature(getattr(algorithm, name))
+        signature = inspect.signature(getattr(value, name))
         try:
             signature.bind(*arguments)
         except TypeError as error:
             raise GlocalError(
-                f"{name_of(algorithm)}.{name} takes ({', '.join(signature.parameters)}); "
+                f"{name_of(value)}.{name} takes ({', '.join(signature.parameters)}); "
                 f"it is called with ({', '.join(arguments)})."
             ) from error
+
+
+def _config(value: Any) -> dict[str, Any]:
+    """Return the name and the options of an algorithm or optimiser, as a run's configuration has them."""
+    options = dataclasses.asdict(value)
+    for option, content in options.items():
+        try:
+            json.dumps(content)
+        except (TypeError, ValueError) as error:
+            message = f"{name_of(value)}.{option} = {content!r} cannot be part of a run's name: use numbers or strings."
+            raise GlocalError(message) from error
+    return {"name": name_of(value), "options": options}
 
 
 def _with_options(kind: type, spec: Any, options: Mapping[str, Any] | None) -> Any:
@@ -360,30 +372,41 @@ def _with_options(kind: type, spec: Any, options: Mapping[str, Any] | None) -> A
 
 
 def optimizer(spec: str | Optimizer | type[Optimizer], options: Mapping[str, Any] | None = None) -> Resolved:
-    """Resolve an optimiser: a name, a class or an instance; `options` override its fields.
+    """Resolve an optimiser: a name or path.py:Name, a class or an instance; `options` override its fields.
 
     The configuration of plain SGD, the default, is empty: it is no part of a run's name.
     """
+    digest = ""
+    if isinstance(spec, str) and is_file_spec(spec):
+        spec, digest = load_object(spec, "optimizer")
     if isinstance(spec, str):
         require_known("optimizer", spec, OPTIMIZERS)
         spec = OPTIMIZERS[spec]
     kind = spec if isinstance(spec, type) else type(spec)
-    message = f"an optimizer must be one of {', '.join(OPTIMIZERS)}, not a {kind.__name__}."
-    require(kind in OPTIMIZERS.values(), message)
+    subclass = f"'{kind.__name__}' is not an optimizer: it does not subclass glocal.optimizers.Optimizer."
+    require(issubclass(kind, Optimizer), f"{subclass} Built in are {', '.join(OPTIMIZERS)}.")
+    _check_class(kind, Optimizer)
     value = _with_options(kind, spec, options)
-    config = {} if value == PLAIN_SGD else {"name": value.name, "options": dataclasses.asdict(value)}
+    if value == PLAIN_SGD:
+        return Resolved(value, {})
+    config = _config(value)
+    if not is_built_in(value):
+        _check_methods(value, Optimizer)
+        rehearse_optimizer(value)
+        config["source"] = digest or source_hash(kind)
     return Resolved(value, config)
 
 
 def check_optimizer(algorithm: Algorithm, optimizer: Optimizer) -> None:
     """Raise an error if an algorithm does not keep what it promises under an optimiser."""
-    name = name_of(algorithm)
-    if algorithm.scales_gradients and isinstance(optimizer, Adam):
-        raise GlocalError(f"{name} scales gradients, which {optimizer.name} undoes by its own scaling: use sgd.")
+    name, other = name_of(algorithm), name_of(optimizer)
+    if algorithm.scales_gradients and not depends_on_scale(optimizer):
+        raise GlocalError(f"{name} scales gradients, which {other} undoes by its own scaling: use sgd.")
     if algorithm.freezes_weights:
-        message = f"{name} freezes weights by gradients of 0; with %s they would move all the same: set %s."
-        require(not optimizer.weight_decay, message % ("weight decay", "weight_decay=0"))
-        require(optimizer.state == "reset", message % ("state=kept", "state=reset"))
+        message = f"{name} freezes weights by gradients of 0; with %s they would move all the same: %s."
+        require(not optimizer.weight_decay, message % ("weight decay", "set weight_decay=0"))
+        require(optimizer.state == "reset", message % ("state=kept", "set state=reset"))
+        require(keeps_frozen_weights(optimizer), message % (other, "use sgd or adam"))
 
 
 def choose_device(name: str) -> torch.device:

@@ -270,7 +270,8 @@ def _cohort_key(request: RunRequest) -> str:
     config, member = request.config.as_dict() | {"lr": None, "seed": None}, request.member
     differing = differing_in_cohorts(member.algorithm)
     options = {k: v for k, v in config["algorithm"]["options"].items() if k not in differing}
-    shared = {"algorithm": config["algorithm"] | {"options": options}, "optimizer": member.optimizer.structure()}
+    optimizer = member.optimizer.structure(), config.get("optimizer", {}).get("source")
+    shared = {"algorithm": config["algorithm"] | {"options": options}, "optimizer": optimizer}
     if request.parent is not None:
         shared["parent"] = request.parent.tasks, request.parent.config.get("horizon")
     return json.dumps(config | shared, sort_keys=True)

@@ -59,7 +59,8 @@ def sweep(
         algorithms: names from `glocal list algorithms`, path.py:Name, classes, instances, or (name, options) pairs.
         lrs: learning rates.
         seeds: seeds of the initialisation, the order of the data and all other random draws.
-        optimizer: sgd (the default, as in the paper), adam, adamw, an instance, a (name, options) pair, or several.
+        optimizer: sgd (the default, as in the paper), adam, adamw, path.py:Name, a class or an instance of an
+            `Optimizer`, a (name, options) pair, or several of these.
         progress: receives the progress; by default progress bars on a terminal, and nothing elsewhere.
         **options: fields of `glocal.SweepOptions`, e.g. `epochs=2, store="runs", keep_parameters=True, monitor=0.1`.
 

@@ -12,6 +12,7 @@ from typing import Any
 from glocal.algorithms import Algorithm
 from glocal.errors import GlocalError, first_line, require, unknown
 from glocal.files import report_os_errors, short_hash, user_path
+from glocal.optimizers import Optimizer
 from glocal.sweeps.source import is_installed
 
 USER_MODULE = "glocal_user_"
@@ -26,7 +27,7 @@ def is_file_spec(text: str) -> bool:
 def load_object(spec: str, kind: str, with_neighbours: bool = False) -> tuple[Any, str]:
     """Load a user's object from path.py:Name; return it and the hash of its file. Errors call it a `kind`.
 
-    An algorithm is also found by its `name`, which is what tables and commands call it.
+    An algorithm or optimiser is also found by its `name`, which is what tables and commands call it.
 
     with_neighbours: let the file import modules in its own folder, as a script can. Not for what identifies a run: its
         hash covers one file.
@@ -38,9 +39,8 @@ def load_object(spec: str, kind: str, with_neighbours: bool = False) -> tuple[An
     if hasattr(module, name):
         return getattr(module, name), digest
     objects = {k: v for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__}
-    matches = {
-        v for v in objects.values() if isinstance(v, type) and issubclass(v, Algorithm) and vars(v).get("name") == name
-    }
+    named = {v for v in objects.values() if isinstance(v, type) and issubclass(v, Algorithm | Optimizer)}
+    matches = {v for v in named if vars(v).get("name") == name}
     if len(matches) != 1:
         raise unknown(f"{kind} in {path}:", name, objects)
     return matches.pop(), digest
