@@ -17,6 +17,7 @@ from glocal.challenges import from_tasks
 from glocal.challenges.challenge import Augment
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.loop import Execution, Snapshot, train
+from glocal.errors import GlocalError
 from glocal.networks.model import Model
 from glocal.networks.preprocess import InputTransform
 from glocal.networks.resnet import resnet18
@@ -65,6 +66,16 @@ def test_the_published_fisher_is_a_loop_over_images_in_training_mode(monkeypatch
             torch.testing.assert_close(f, expected[k], rtol=1e-6, atol=1e-12 * float(expected[k].max() + 1))
     kept = task_fisher(model, params, data, "published", "kept")
     assert not torch.allclose(kept["conv.weight"], actual["conv.weight"], rtol=0.1)
+
+
+def test_other_batchnorm_is_refused_instead_of_left_in_evaluation_mode() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    params = {k: p.detach() for k, p in network.named_parameters()}
+    model = Model(network, losses.get("cross-entropy")).bind(dict(network.named_buffers()))
+    data = Batch(torch.randn(5, 8), torch.arange(5) % 3, torch.tensor(0), torch.tensor(5))
+    with pytest.raises(GlocalError, match=r"statistics=published is for nn\.BatchNorm2d; the network has BatchNorm1d"):
+        task_fisher(model, params, data, "published", "published")
+    assert task_fisher(model, params, data, "published", "kept").keys() == params.keys()
 
 
 def test_its_images_are_augmented_from_the_runs_own_stream() -> None:

@@ -147,7 +147,9 @@ class LosesAParameter(Algorithm):
 
 
 def test_a_direction_of_some_parameters_is_refused() -> None:
-    with pytest.raises(glocal.GlocalError, match=r"direction must return all parameters; layers\.0\.weight is missing"):
+    with pytest.raises(
+        glocal.GlocalError, match=r"direction must return a tensor for every parameter; missing: layers\.0\.weight"
+    ):
         end(LosesAParameter(), "sequential")
 
 
@@ -200,13 +202,20 @@ def test_seeds_with_different_amounts_of_data_are_refused() -> None:
         next(iter(train(Cohort(small(counts=(40, 60)), mlp, members, 1, 16))))
 
 
-@pytest.mark.parametrize("memory", [{"kept": {}}, {"a/b": torch.zeros(1)}, {"n": 3}])
-def test_a_memory_that_could_not_be_written_down_is_refused(memory: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("memory", "message"),
+    [
+        ({"kept": {}}, "is an empty dict"),
+        ({"a/b": torch.zeros(1)}, "has a '/' in its name"),
+        ({"n": 3}, "the type int"),
+    ],
+)
+def test_a_memory_that_could_not_be_written_down_is_refused(memory: dict[str, Any], message: str) -> None:
     class Odd(Algorithm):
         def init(self, model: Model, params: Params, example: Batch) -> Memory:
             return memory
 
-    with pytest.raises(glocal.GlocalError, match="memory holds tensors"):
+    with pytest.raises(glocal.GlocalError, match=message):
         end(Odd(), "sequential")
 
 

@@ -187,8 +187,8 @@ def test_a_memory_that_grows_from_step_to_step_is_refused(seeds: list[int]) -> N
             PerSample,
             r"per-sample\.objective must return one number .* it returned a tensor of shape \(1000,\)",
         ),
-        (Number, r"number\.objective must return one number as a tensor; it returned float"),
-        (Counts, r"'steps', from counts\.observe, is of the type int"),
+        (Number, r"number\.objective must return one number as a tensor; it returned a float"),
+        (Counts, r"'steps' in the memory from counts\.observe is of the type int"),
         (Lists, r"lists\.consolidate must return a dict of tensors; it returned list"),
     ],
 )

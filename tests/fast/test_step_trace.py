@@ -91,6 +91,25 @@ def test_torchs_own_layers_with_dropout_and_statistics(
     assert_same(recorded, trained(algorithm, "sequential", network))
 
 
+@dataclass(frozen=True)
+class AsksForTheTask(SGD):
+    """Its factor depends on the task in a way that no operation on tensors shows."""
+
+    name = "asks"
+
+    def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
+        factor = {"tensor(0)": 1.0, "tensor(1)": 2.0}[str(batch.task)]
+        return model.loss(params, batch.x, batch.y) * factor
+
+
+@pytest.mark.parametrize("execution", ["sequential", "vectorised"])
+def test_a_trace_is_compared_with_the_step_in_every_task(execution: Execution, replays: list[int]) -> None:
+    recorded = trained(AsksForTheTask(), execution)
+    assert replays, "steps of the first task were replayed"
+    StepTracer.min_calls = 10**9
+    assert_same(recorded, trained(AsksForTheTask(), execution))
+
+
 class Own(nn.Module):
     """Its every call may be another one, which only its author knows."""
 

@@ -256,6 +256,8 @@ class InvalidApproximation(Anchored):
     kind: str = "none"
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
+        if self.kind == "no function":
+            return torch.zeros(())  # type: ignore[return-value]
         values: dict[str, Any] = {"float": 1.0, "vector": torch.ones(3)}
         return lambda params: values[self.kind]
 
@@ -264,6 +266,7 @@ def test_invalid_approximations() -> None:
     for kind, message in (
         ("float", "must return a scalar tensor; it returned a float"),
         ("vector", r"must return a scalar tensor; it returned one of shape \(3,\)"),
+        ("no function", "must return a function of the parameters; it returned a Tensor"),
         ("none", r"test_local_or_global.py:InvalidApproximation' failed: .*line \d+: KeyError"),
     ):
         with pytest.raises(GlocalError, match=message):

@@ -22,13 +22,14 @@ from functools import partial
 from typing import ClassVar, Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from glocal import rng
 from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Bounds, Locality, Memory
 from glocal.curvature.diagonal import diagonal, max_chunk_size
 from glocal.curvature.layers import chunk_size
+from glocal.errors import require
 from glocal.losses import Loss
 from glocal.networks.batchnorm import BatchNorm2d, per_image_batchnorm
 from glocal.networks.model import Model
@@ -61,6 +62,12 @@ def task_fisher(model: Model, params: Params, data: Batch, variant: Fisher, stat
     statistics: 'kept': gradients in evaluation mode; 'published': in training mode, one augmented image at a time.
     """
     per_image = statistics == "published" and model.has_batchnorm
+    if per_image:
+        norms = {type(part) for part in model.module.modules() if isinstance(part, _BatchNorm)}
+        others = ", ".join(kind.__name__ for kind in norms if not issubclass(kind, nn.BatchNorm2d))
+        require(
+            not others, f"statistics=published is for nn.BatchNorm2d; the network has {others}: use statistics=kept."
+        )
     evaluated, cotangents = model.eval_mode(), partial(_cotangents, variant, model.criterion)
     module = per_image_batchnorm(evaluated.module) if per_image else evaluated.module
     x, y = model.prepare(data.stored) if per_image else data.x, data.y

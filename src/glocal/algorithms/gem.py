@@ -100,7 +100,7 @@ class GEM(Algorithm):
         # One call for all tasks: augmentation then gives the same examples with and without vmap.
         x = model.prepare(memory["x"].flatten(0, 1)).unflatten(0, memory["y"].shape[:2])
         stored = x, memory["y"], memory["weight"]
-        if model.vectorised and not model.buffers:
+        if model.vectorised and not model.buffers and not model.draws:  # `vmap` would draw once for all tasks
             return vmap(model.grad, in_dims=(None, 0, 0, 0))(params, *stored)
         # Buffers are updated task by task, and sequential runs may use networks that vmap does not support.
         by_task = [model.grad(params, x, y, weight) for x, y, weight in zip(*stored, strict=True)]

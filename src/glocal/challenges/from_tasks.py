@@ -161,6 +161,14 @@ def _check_task(
             message = f"y of {name} has targets outside [0, 1]; give 1 for the labels of an example and 0 for others."
             require(bool(((y >= 0) & (y <= 1)).all()), message)
         splits[split] = Data(as_inputs(x, f"x of {name}"), y)
+        if split != "train" and has_classes:
+            untrained = sorted({*y.unique().tolist()} - {*splits["train"].y.unique().tolist()})
+            if untrained:
+                warnings.warn(
+                    f"{name} has {len(untrained)} classes that the task is not trained on, {untrained[:5]}: is it the "
+                    "data of another task? After every task, all earlier ones are tested on their own data.",
+                    stacklevel=4,
+                )
     all_labels = torch.cat([data.y.flatten() for data in splits.values() if not data.y.is_floating_point()] or [y[:0]])
     return Task(**splits, classes=tuple(int(c) for c in torch.unique(all_labels).tolist()))
 

@@ -112,6 +112,9 @@ def _find_affine_layers(module: nn.Module, zeros: Tensor) -> dict[str, AffineLay
 
     def detach_layer(name: str, layer: Layer, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """Detach the layer's parameters: an output that still depends on them uses them elsewhere."""
+        if not args:  # called by keyword
+            calls.setdefault(name, []).append(None)
+            return output
         affine = AffineLayer(layer, args[0].shape[1:], output.shape[1:])
         batched = args[0].dim() == layer.weight.dim() and args[0].shape[0] == 1
         calls.setdefault(name, []).append(affine if batched else None)
@@ -120,7 +123,7 @@ def _find_affine_layers(module: nn.Module, zeros: Tensor) -> dict[str, AffineLay
         return affine.apply(args[0], layer.weight.detach(), bias) + offsets[name]
 
     # A network that is a single layer has no name for it, and its parameters could not be found by name.
-    layers = {name: layer for name, layer in named_layers(module).items() if name}
+    layers = {name: layer for name, layer in named_layers(module).items() if name and _is_affine(layer)}
     parameters = dict(module.named_parameters(remove_duplicate=False))
     hooks = (layer.register_forward_hook(partial(detach_layer, name)) for name, layer in layers.items())
     with hooked(hooks), torch.enable_grad():
@@ -138,6 +141,13 @@ def _find_affine_layers(module: nn.Module, zeros: Tensor) -> dict[str, AffineLay
 
     single_calls = {name: calls[name][0] for name in layers if len(calls.get(name, ())) == 1 and name in used}
     return {name: affine for name, affine in single_calls.items() if affine is not None and owns_parameters(name)}
+
+
+def _is_affine(layer: Layer) -> bool:
+    """Whether the layer computes W a + b: it has no forward hooks, and no forward method of a user's."""
+    methods = [getattr(layer, name) for name in ("forward", "_conv_forward") if hasattr(layer, name)]
+    own = any(method.__module__.partition(".")[0] not in ("torch", "glocal") for method in methods)
+    return not own and not layer._forward_hooks
 
 
 def chunk_size(risk: Risk, cotangents: Cotangents | None, limit: int, max_bytes: int | None = None) -> int:

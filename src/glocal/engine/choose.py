@@ -162,10 +162,15 @@ def check_steps(cohort: Cohort, loader: Loader) -> None:
         state, executor = alone.initial_state(loader.example()), Sequential(alone)
         executor.before_epoch(state, 0)
         copies = [State.from_tree(tree.map_tree(torch.clone, state.as_tree()), state.clock) for _ in range(2)]
-        first, second = (executor.epoch(start, short_loader, 0, lambda steps: None) for start in copies)
-        with torch.no_grad(), suppress(Exception):  # eight examples may be too few
-            executor.consolidate(state, loader, limit=8)
-            executor.predict(state, slice(0, 1), loader.x[None, :2], 0)
+        first = executor.epoch(copies[0], short_loader, 0, lambda steps: None)
+        with torch.no_grad():
+            for method in (
+                lambda: executor.consolidate(state, loader, limit=8),
+                lambda: executor.predict(state, slice(0, 1), loader.x[None, :2], 0),
+            ):
+                with suppress(Exception):  # eight examples may be too few
+                    method()
+        second = executor.epoch(copies[1], short_loader, 0, lambda steps: None)
         return first, second
 
     try:

@@ -138,6 +138,8 @@ class Loader:
         """Return every run's stored examples that join the training set of this type; {} if there are none."""
         stored = [m.algorithm.exemplars(tree.select(memory, run)) for run, m in enumerate(self.cohort.members)]
         parts = [part for part in stored if part is not None]
+        pairs = all(isinstance(part, tuple) and len(part) == 2 for part in parts)
+        require(pairs, f"{self.cohort.algorithm.name}.exemplars must return (x, y) or None.")
         if not parts or not parts[0][1].shape[0]:
             return {}
         x, y = (torch.stack(tensors) for tensors in zip(*parts, strict=True))

@@ -51,7 +51,10 @@ def check_memory(memory: Any, method: str) -> None:
     for key, leaf in memory.items():
         if isinstance(leaf, Mapping) and leaf:
             check_memory(leaf, method)
-        elif not isinstance(leaf, Tensor) or "/" in key:
-            kind = "an empty dict" if isinstance(leaf, Mapping) else f"of the type {type(leaf).__name__}"
-            message = f"an algorithm's memory holds tensors under names without '/': '{key}', from {method}, is {kind}."
-            raise GlocalError(message)
+        elif isinstance(leaf, Mapping):
+            raise GlocalError(f"'{key}' in the memory from {method} is an empty dict, which is not kept: leave it out.")
+        elif not isinstance(leaf, Tensor):
+            kind = f"'{key}' in the memory from {method} is of the type {type(leaf).__name__}"
+            raise GlocalError(f"{kind}: keep tensors, such as torch.tensor(0.0), and dicts of tensors.")
+        elif "/" in key:
+            raise GlocalError(f"'{key}' in the memory from {method} has a '/' in its name: use another name.")

@@ -5,8 +5,10 @@ Every executor maps `step` over runs: `vmap` for a cohort, nothing for a single 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -98,8 +100,15 @@ class Program:
         self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, epoch: int, epochs: int
     ) -> tuple[Any, Any]:
         model = self.model.bind(buffers)
-        params, memory = self._algorithm_of(hyper).before_epoch(model, params, memory, epoch, epochs)
-        return params, memory
+        with self._algorithm_of(hyper, "before_epoch") as algorithm:
+            result = algorithm.before_epoch(model, params, memory, epoch, epochs)
+        method = f"{algorithm.name}.before_epoch"
+        pair = isinstance(result, tuple) and len(result) == 2
+        require(pair, f"{method} must return (params, memory); it returned {_describe(result)}.")
+        check_params(method, result[0], params)
+        self._check_memory("before_epoch", result[1], memory)
+        check_shapes(method, result[1], memory)
+        return result
 
     def prepare(self, x: Tensor, key: Tensor) -> Tensor:
         return self.model.bind({}, key=key).prepare(x)
@@ -108,31 +117,31 @@ class Program:
         self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, batch: Batch
     ) -> tuple[Tensor, Params, Memory]:
         model = self.model.bind(buffers, key=batch.key, purpose="objective", statistics="first pass", memory=memory)
-        value = self._algorithm_of(hyper).objective(model, params, memory, batch)
-        loss, aux = value if isinstance(value, tuple) else (value, {})
-        if not isinstance(loss, Tensor) or loss.dim() > 0:
-            description = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            message = f"{self.algorithm.name}.objective must return one number as a tensor; it returned {description}."
-            raise GlocalError(message)
-        return loss, model.buffers, aux
+        with self._algorithm_of(hyper, "objective", memory) as algorithm:
+            value = algorithm.objective(model, params, memory, batch)
+        loss, *aux = value if isinstance(value, tuple) else (value,)
+        method = f"{self.algorithm.name}.objective"
+        number = isinstance(loss, Tensor) and loss.dim() == 0
+        require(number, f"{method} must return one number as a tensor; it returned {_describe(loss)}.")
+        named = len(aux) < 2 and all(isinstance(part, Mapping) for part in aux)
+        require(named, f"{method} may return (loss, aux) with aux a dict of tensors, such as {{'logits': logits}}.")
+        return loss, model.buffers, aux[0] if aux else {}
 
     def direction(
         self, grads: Params, params: Params, buffers: Params, memory: Memory, hyper: Hyper, batch: Batch
     ) -> tuple[Any, Params]:
         model = self.model.bind(buffers, key=batch.key, purpose="direction", statistics="kept")
-        new = self._algorithm_of(hyper).direction(model, grads, params, memory, batch)
-        missing = ", ".join(grads.keys() - new.keys())
-        require(not missing, f"{self.algorithm.name}.direction must return all parameters; {missing} is missing.")
+        with self._algorithm_of(hyper, "direction", memory) as algorithm:
+            new = algorithm.direction(model, grads, params, memory, batch)
+        if new is not grads:
+            check_params(f"{self.algorithm.name}.direction", new, grads)
         return changed(new, grads), model.buffers
 
     def observe(self, memory: Memory, hyper: Hyper, step: Step) -> Any:
-        new = self._algorithm_of(hyper).observe(memory, step)
+        with self._algorithm_of(hyper, "observe") as algorithm:
+            new = algorithm.observe(memory, step)
         self._check_memory("observe", new, memory)
-        if new is not memory:
-            sizes, old = ({k: tuple(v.shape) for k, v in tree.flatten(m).items()} for m in (new, memory))
-            other = [f"'{k}' from {old.get(k)} to {sizes.get(k)}" for k in old | sizes if old.get(k) != sizes.get(k)]
-            changes = f"{self.algorithm.name}.observe changes the shapes of the memory: {', '.join(other)}"
-            require(not other, f"{changes}. Only consolidate may; give it its final shape in init.")
+        check_shapes(f"{self.algorithm.name}.observe", new, memory)
         return changed(new, memory)
 
     def consolidate(
@@ -140,25 +149,76 @@ class Program:
     ) -> tuple[Any, Params]:
         model = self.model.bind(buffers, key=random["key"], statistics="kept")
         data = data._replace(**random).with_inputs(model.transform.normalize(data.x))
-        new = self._algorithm_of(hyper).consolidate(model, params, memory, data)
+        with self._algorithm_of(hyper, "consolidate") as algorithm:
+            new = algorithm.consolidate(model, params, memory, data)
         self._check_memory("consolidate", new, memory)
         return new, model.buffers
 
     def predict(self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, x: Tensor, task: int) -> Tensor:
         model = self.model.bind(buffers, training=False)
-        return self._algorithm_of(hyper).predict(model, params, memory, model.prepare(x), task)
+        with self._algorithm_of(hyper, "predict", memory) as algorithm:
+            return algorithm.predict(model, params, memory, model.prepare(x), task)
 
     def _check_memory(self, method: str, new: Any, old: Memory) -> None:
         if new is not old:
             check_memory(new, f"{self.algorithm.name}.{method}")
 
-    def _algorithm_of(self, hyper: Hyper) -> Algorithm:
-        """Return the algorithm with this run's hyperparameters, now tensors, in its float fields."""
-        if not hyper["algorithm"]:
-            return self.algorithm
-        bound = object.__new__(type(self.algorithm))  # `copy` would write into the class, whose content names its runs
-        bound.__dict__.update(self.algorithm.__dict__ | hyper["algorithm"])
-        return bound
+    @contextmanager
+    def _algorithm_of(self, hyper: Hyper, method: str, memory: Memory | None = None) -> Iterator[Algorithm]:
+        """Yield the algorithm with this run's hyperparameters, now tensors, in its float fields, to call a method.
+
+        Raise an error if the method keeps something on the object, which would be lost, or replaces entries of a
+        memory that it does not return, which would be kept or lost depending on the executor.
+        """
+        bound = self.algorithm
+        if hyper["algorithm"]:
+            bound = object.__new__(type(bound))  # `copy` would write into the class, whose content names its runs
+            bound.__dict__.update(self.algorithm.__dict__ | hyper["algorithm"])
+        attributes, entries = dict(vars(bound)), {} if memory is None else tree.flatten(memory)
+        name = f"{bound.name}.{method}"
+        try:
+            yield bound
+        except RuntimeError as error:
+            if "does not require grad" not in str(error) or torch.is_grad_enabled():
+                raise
+            remedy = "use model.grad(params, x, y) or torch.func.grad, or compute within torch.enable_grad()"
+            raise GlocalError(f"{name} is called without autograd: {remedy}.") from error
+        cached = {k for k in vars(bound) if isinstance(getattr(type(bound), k, None), cached_property)}
+        written = [k for k, v in vars(bound).items() if k not in cached and v is not attributes.get(k, bound)]
+        require(not written, f"{name} sets self.{', self.'.join(written)}, which is lost: keep it in the memory.")
+        if memory is not None:
+            now = tree.flatten(memory)
+            replaced = [k for k in now | entries if now.get(k) is not entries.get(k)]
+            remedy = "return aux from objective, and a new memory from observe or consolidate"
+            require(
+                not replaced, f"{name} writes {', '.join(replaced)} into the memory, which it only reads: {remedy}."
+            )
+
+
+def check_params(what: str, new: Any, old: Params) -> None:
+    """Raise an error unless an algorithm returned one tensor for every parameter, in its shape."""
+    require(isinstance(new, Mapping), f"{what} must return a dict of all parameters; it returned {_describe(new)}.")
+    missing, unknown = ", ".join(old.keys() - new.keys()), ", ".join(new.keys() - old.keys())
+    require(not missing, f"{what} must return a tensor for every parameter; missing: {missing}.")
+    require(not unknown, f"{what} must return tensors for the parameters only; it also returned {unknown}.")
+    for name, p in old.items():
+        same = isinstance(new[name], Tensor) and new[name].shape == p.shape
+        shape = f"a tensor of shape {tuple(p.shape)} for {name}"
+        require(same, f"{what} must return {shape}; it returned {_describe(new[name])}.")
+
+
+def check_shapes(method: str, new: Memory, old: Memory) -> None:
+    """Raise an error if a method other than `consolidate` changes the shapes of the memory."""
+    if new is old:
+        return
+    sizes, before = ({k: tuple(v.shape) for k, v in tree.flatten(m).items()} for m in (new, old))
+    other = [f"'{k}' from {before.get(k)} to {sizes.get(k)}" for k in before | sizes if before.get(k) != sizes.get(k)]
+    changes = f"{method} changes the shapes of the memory: {', '.join(other)}"
+    require(not other, f"{changes}. Only consolidate may; give it its final shape in init.")
+
+
+def _describe(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def changed(new: Any, old: Any) -> Any:

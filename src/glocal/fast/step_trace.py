@@ -22,7 +22,8 @@ class StepTracer:
     """A step that is traced once it has been taken often; results stay the same bit by bit.
 
     There is one trace per combination of shapes: the last batch of an epoch may be short, a memory may have grown. A
-    step that cannot be traced, or whose trace gives other results, keeps running as it is.
+    step that cannot be traced, or whose trace gives other results, keeps running as it is. Traces are compared with the
+    step again in every task, because code may ask for the task in ways that cannot be traced.
     """
 
     min_calls, min_calls_after_first = 500, 30
@@ -32,6 +33,7 @@ class StepTracer:
         self._step = step
         self._made: dict[Hashable, int] = {}
         self._traces: dict[Hashable, Function | None] = {}
+        self._compared: dict[Hashable, int] = {}  # the last task in which a trace was compared with the step
 
     def __call__(self, state: State, hyper: Hyper, batch: Batch) -> Tensor:
         leaves = tree.flatten(state.parts())
@@ -42,7 +44,13 @@ class StepTracer:
             enough = self.min_calls_after_first if any(self._traces.values()) else self.min_calls
             if shapes not in self._traces and self._count(shapes) >= min(enough, self.min_calls):
                 self._traces[shapes] = self._trace(state, hyper, arguments)
+                self._compared[shapes] = int(batch.task)
             return self._step(state, hyper, batch)
+        if self._compared[shapes] != int(batch.task):
+            self._compared[shapes] = int(batch.task)
+            if not bitwise_equal(self._of_tensors(state, hyper), replay, arguments):
+                self._traces[shapes] = None
+                return self._step(state, hyper, batch)
         with torch.no_grad():
             losses, *new = replay(arguments)
         _put(state, new)
@@ -55,8 +63,8 @@ class StepTracer:
         self._made[shapes] = self._made.get(shapes, 0) + 1
         return self._made[shapes]
 
-    def _trace(self, example: State, hyper: Hyper, arguments: list[Tensor]) -> Function | None:
-        """Return the trace, or None if the step cannot be traced or its trace gives other results."""
+    def _of_tensors(self, example: State, hyper: Hyper) -> Function:
+        """Return the step as a function of a list of tensors."""
         names = list(tree.flatten(example.parts()))
 
         def step(arguments: Sequence[Tensor]) -> list[Tensor]:
@@ -66,6 +74,11 @@ class StepTracer:
             new = tree.flatten(state.parts())
             return [losses, *(new[name] for name in names)]
 
+        return step
+
+    def _trace(self, example: State, hyper: Hyper, arguments: list[Tensor]) -> Function | None:
+        """Return the trace, or None if the step cannot be traced or its trace gives other results."""
+        step = self._of_tensors(example, hyper)
         try:
             recorded = trace(step, arguments)
             return recorded if bitwise_equal(step, recorded, arguments) else None

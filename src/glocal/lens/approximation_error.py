@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from glocal.algorithms.algorithm import Algorithm
+from glocal.algorithms.algorithm import Algorithm, Memory
 from glocal.algorithms.partition import Partition
 from glocal.challenges.challenge import Data
 from glocal.errors import require
@@ -39,7 +39,7 @@ from glocal.lens.record import RecordedRun, Snapshot
 from glocal.lens.taylor import Approximation
 from glocal.lens.training_trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, distance
 from glocal.networks.model import Model
-from glocal.tree import from_vector, to_vector
+from glocal.tree import Params, from_vector, to_vector
 
 RADII = tuple(10.0 ** (exponent / 4) for exponent in range(-8, 1))
 MAX_BATCHED_BYTES = 64 << 20
@@ -144,7 +144,19 @@ def own_loss(algorithm: Algorithm, model: Model, snapshot: Snapshot, data: Data,
 def own_approximation(algorithm: Algorithm, model: Model, snapshot: Snapshot, task: int) -> Tensor:
     r"""Return \hat L_o(θ) of the algorithm's memory at the snapshot."""
     params, buffers = snapshot.checkpoint
-    return algorithm.approximation(model.bind(buffers, training=False), snapshot.memory, task)(params)
+    return evaluate_approximation(algorithm, model.bind(buffers, training=False), snapshot.memory, task, params)
+
+
+def evaluate_approximation(algorithm: Algorithm, model: Model, memory: Memory, task: int, params: Params) -> Tensor:
+    r"""Return \hat L_o(θ); raise an error unless `approximation` returns a function that returns a scalar tensor."""
+    function = algorithm.approximation(model, memory, task)
+    message = f"{algorithm.name}.approximation must return a function of the parameters; it returned"
+    require(callable(function), f"{message} a {type(function).__name__}.")
+    value = function(params)
+    kind = f"one of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    scalar = isinstance(value, Tensor) and value.dim() == 0
+    require(scalar, f"the approximation of {algorithm.name} must return a scalar tensor; it returned {kind}.")
+    return value
 
 
 @torch.no_grad()

@@ -37,6 +37,7 @@ from glocal.engine.loader import Loader, evenly_spaced
 from glocal.engine.loop import Snapshot, train
 from glocal.engine.state import State
 from glocal.errors import require
+from glocal.lens.approximation_error import evaluate_approximation
 from glocal.lens.record import copy_checkpoint
 from glocal.lens.training_trace import Checkpoint, require_positive
 from glocal.networks.model import MakeNetwork, Model
@@ -259,11 +260,7 @@ def _approximation(algorithm: Algorithm, model: Model, memory: Memory, probe: Ch
     r"""Return \hat L_o(θ) at a probe; report exceptions of a user's algorithm in one line."""
 
     def evaluate() -> Tensor:
-        value = algorithm.approximation(model, memory, 0)(probe.params)
-        kind = f"one of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-        scalar = isinstance(value, Tensor) and value.dim() == 0
-        require(scalar, f"the approximation of {algorithm.name} must return a scalar tensor; it returned {kind}.")
-        return value
+        return evaluate_approximation(algorithm, model, memory, 0, probe.params)
 
     cls = type(algorithm)
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)

@@ -73,7 +73,7 @@ class Model:
         self.criterion = loss
         self._tasks = tasks
         self.batch_size = batch_size
-        self.classes = cache(classes or (lambda task: ()))  # computing them may load the task
+        self._classes = cache(classes or (lambda task: ()))  # computing them may load the task
         self.has_batchnorm = any(isinstance(m, _BatchNorm) for m in module.modules())
         self.vectorised = vectorised
         self.transform = transform or InputTransform()
@@ -93,6 +93,10 @@ class Model:
     def module(self) -> nn.Module:
         """The network in the model's mode; of the tensors it holds itself, only frozen parameters are used."""
         return self._functions[self.training].module
+
+    def classes(self, task: int | Tensor) -> tuple[int, ...]:
+        """Return the classes of a task."""
+        return self._classes(int(task))
 
     @property
     def tasks(self) -> int:

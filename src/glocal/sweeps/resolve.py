@@ -335,13 +335,16 @@ def _check_methods(value: Any, base: type) -> None:
     for name, method in methods.items():
         arguments = [*inspect.signature(method).parameters][1:]
         signature = inspect.signature(getattr(value, name))
+        message = (
+            f"{name_of(value)}.{name} takes ({', '.join(signature.parameters)}); "
+            f"it is called with ({', '.join(arguments)})."
+        )
         try:
             signature.bind(*arguments)
         except TypeError as error:
-            raise GlocalError(
-                f"{name_of(value)}.{name} takes ({', '.join(signature.parameters)}); "
-                f"it is called with ({', '.join(arguments)})."
-            ) from error
+            raise GlocalError(message) from error
+        swapped = any(a != b and a in arguments for a, b in zip(signature.parameters, arguments, strict=False))
+        require(not swapped, message)
 
 
 def _config(value: Any) -> dict[str, Any]:
