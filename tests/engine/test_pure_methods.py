@@ -15,9 +15,11 @@ from torch import nn
 from torch.nn import functional
 
 import glocal
-from glocal.algorithms import SGD
+from glocal.algorithms import SGD, Algorithm
 from glocal.engine.loop import Execution
 from glocal.errors import GlocalError
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 TINY: dict[str, Any] = {"tasks": 3, "epochs": 1, "batch_size": 1000, "train_eval": 50}
 CALLS: list[int] = []
@@ -179,6 +181,16 @@ class Exemplars(SGD):
         return torch.zeros(2)
 
 
+class OtherProtocol(Algorithm):
+    """Methods of another library, which would leave plain SGD."""
+
+    name = "other-protocol"
+
+    def loss(self, model: Any, batch: Any) -> Any: ...
+
+    def after_task(self, task: int) -> None: ...
+
+
 @pytest.mark.parametrize("seeds", [[1], [1, 2]])
 @pytest.mark.parametrize(
     ("algorithm", "message"),
@@ -201,6 +213,7 @@ class Exemplars(SGD):
         (Longer, r"longer.before_epoch changes the shapes of the memory: 'n' from \(\) to \(2,\)"),
         (Auxiliary, "aux a dict of tensors"),
         (WithoutAutograd, "without-autograd.consolidate is called without autograd: use model.grad"),
+        (OtherProtocol, "other-protocol has the methods loss, after_task, which nothing calls. The engine calls"),
         (Exemplars, r"exemplars.exemplars must return \(x, y\) or None"),
     ],
 )

@@ -19,6 +19,8 @@ from glocal.rng import seeded_only
 from glocal.store.run import Runs
 from glocal.sweeps import resolve
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
 TINY: dict[str, Any] = {"tasks": 2, "epochs": 1, "batch_size": 1000, "train_eval": 50}
 
 

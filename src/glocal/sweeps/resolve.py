@@ -332,6 +332,13 @@ def _check_methods(value: Any, base: type) -> None:
                 f"{name_of(value)} has a method '{name}', which the protocol does not know: did you mean "
                 f"'{likely[0]}'? If not, give it another name, or one that begins with an underscore."
             )
+    below = {name: f for kind in type(value).mro()[: type(value).mro().index(base)] for name, f in vars(kind).items()}
+    others = [name for name, f in below.items() if inspect.isfunction(f) and not name.startswith("_")]
+    require(
+        not others or not methods.keys().isdisjoint(below),
+        f"{name_of(value)} has the method{'s' * (len(others) > 1)} {', '.join(others)}, which nothing calls. "
+        f"The engine calls {', '.join(methods)}.",
+    )
     for name, method in methods.items():
         arguments = [*inspect.signature(method).parameters][1:]
         signature = inspect.signature(getattr(value, name))
