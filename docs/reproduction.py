@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from glocal.paper.scoreboard import scoreboard
 from glocal.paper.studies.common import MeanInterval, names
 from glocal.paper.studies.retraining import MARGIN, differences, verdict_of
 from glocal.paper.studies.stability import class_difference
-from glocal.paper.study import Row, draw, format_cell, read_cost, read_table
+from glocal.paper.study import Row, format_cell, read_cost, read_table
 from glocal.paper.table1 import COLUMNS, Column
 from glocal.report.figure import save_figure
 from glocal.report.style import FAINT
@@ -179,7 +180,7 @@ def study(name: str) -> str:
     rows, cost = read_table(file, paper_study.columns.split(), f"a table of {name}"), read_cost(file)
     rows = rows.filter(pl.col("algorithm").is_in(TRADEOFF)) if name == "tradeoff" else rows
     summary = paper_study.summarize(rows)
-    picture = draw(paper_study, rows, HERE / "images" / f"{name}.png")
+    picture = save_figure(partial(paper_study.draw, rows), HERE / "images" / f"{name}.png")
     duration = "" if cost is None else f" {cost.seconds:.0f} s on {cost.device}, finished on {cost.finished[:10]}."
     parts = (
         f"## {name}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import matplotlib
@@ -20,7 +21,8 @@ from glocal.networks import MLP
 from glocal.paper import get_study
 from glocal.paper.studies.common import rank_correlation
 from glocal.paper.studies.forgetting import DEMO, REGIMES, paired
-from glocal.paper.study import Context, Row, WorkItem, draw
+from glocal.paper.study import Context, Row, WorkItem
+from glocal.report.figure import save_figure
 from glocal.report.style import RC
 
 TINY: WorkItem = DEMO | {"tasks": 2, "epochs": 1, "hidden": [1], "examples": 40, "lrs": [0.1, 0.5], "seeds": [1]}
@@ -89,7 +91,7 @@ def test_the_figure(measured: list[Row], tmp_path: Path) -> None:
         assert sum(len(np.asarray(part.get_offsets())) for part in axes.collections) == 4  # the last has no forgetting
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == ["sgd 0.1", "sgd 0.5", "stable-sgd 0.1", "stable-sgd 0.5"]
-    assert draw(study, pl.DataFrame(measured), tmp_path / "figure.pdf").stat().st_size > 0
+    assert save_figure(partial(study.draw, pl.DataFrame(measured)), tmp_path / "figure.pdf").stat().st_size > 0
 
 
 def made_up(slope: float, stable: float = 0.5, nothing: bool = False) -> pl.DataFrame:
@@ -148,4 +150,4 @@ def test_runs_that_diverged(tmp_path: Path) -> None:
     nothing = made_up(1.0, nothing=True)
     assert paired(nothing).is_empty() and np.isnan(float(study.summarize(nothing).table[0]["ρ with λ_max"]))
     for number, rows in enumerate((some, nothing)):
-        assert draw(study, rows, tmp_path / f"{number}.png").stat().st_size > 0
+        assert save_figure(partial(study.draw, rows), tmp_path / f"{number}.png").stat().st_size > 0

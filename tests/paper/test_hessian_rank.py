@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import matplotlib
@@ -19,7 +20,8 @@ import glocal
 from glocal import challenges
 from glocal.paper import STUDIES, get_study
 from glocal.paper.studies.hessian import DEMO, FULL, pooled_mlp
-from glocal.paper.study import Context, Row, WorkItem, draw
+from glocal.paper.study import Context, Row, WorkItem
+from glocal.report.figure import save_figure
 from glocal.report.style import RC
 
 TINY: WorkItem = DEMO | {"tasks": 3, "epochs": 1, "pool": 14, "hidden": [3], "examples": 50, "lrs": [0.3]}
@@ -96,7 +98,7 @@ def test_the_figure(measured: list[Row], tmp_path: Path) -> None:
     assert (len(left.lines), len(middle.lines)) == (4, 7)
     labels = [text.get_text() for axes in (left, middle) for text in axes.get_legend().get_texts()]  # type: ignore[union-attr]
     assert len(set(labels)) == 11 and {"|λ| > 0.01", "|λ| > 0.01 of the largest", "effective rank"} <= set(labels)
-    assert draw(study, pl.DataFrame(measured), tmp_path / "figure.pdf").stat().st_size > 0
+    assert save_figure(partial(study.draw, pl.DataFrame(measured)), tmp_path / "figure.pdf").stat().st_size > 0
 
 
 def made_up(power: float, broken: float = 0.0) -> pl.DataFrame:
@@ -127,7 +129,7 @@ def test_runs_that_diverged(tmp_path: Path) -> None:
     nothing = made_up(0.5, broken=2)
     assert study.summarize(nothing).verdict == "No rank is finite."
     for number, rows in enumerate((made_up(0.5, broken=1), nothing)):
-        assert draw(study, rows, tmp_path / f"{number}.png").stat().st_size > 0
+        assert save_figure(partial(study.draw, rows), tmp_path / f"{number}.png").stat().st_size > 0
 
 
 def test_the_full_networks_size_is_the_papers() -> None:

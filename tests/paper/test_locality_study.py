@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from glocal.algorithms import ALGORITHMS
 from glocal.lens.local_or_global import locality
 from glocal.paper import STUDIES, get_study
 from glocal.paper.studies.locality import Locality
-from glocal.paper.study import Context, Row, draw, read_table, write_table
+from glocal.paper.study import Context, Row, read_table, write_table
+from glocal.report.figure import save_figure
 
 matplotlib.use("Agg")
 TINY: dict[str, Any] = {"solutions": 6, "draws": 2, "probes": 4, "examples": 60, "epochs": 1, "lr": 0.1, "seed": 0}
@@ -102,11 +104,11 @@ def test_figure(rows: list[Row], tmp_path: Path) -> None:
     assert means[0.0].get_markerfacecolor() != "white" and 0.0 in means
     hollow = [line for axes in figure.axes for line in axes.lines if line.get_markerfacecolor() == "white"]
     assert len(hollow) == 2  # si and pnn
-    assert draw(STUDY, kept, tmp_path / "f.png").stat().st_size > 10_000
+    assert save_figure(partial(STUDY.draw, kept), tmp_path / "f.png").stat().st_size > 10_000
 
 
 def test_nan_values_are_accepted(tmp_path: Path) -> None:
     nan = fake_rows("a", "local", "global", math.nan, information=math.nan)
     rows = pl.DataFrame([*nan, *fake_rows("b", "local", "local", 0.4)])
     assert len(STUDY.summarize(rows).table) == 2
-    draw(STUDY, rows, tmp_path / "f.png")
+    save_figure(partial(STUDY.draw, rows), tmp_path / "f.png")

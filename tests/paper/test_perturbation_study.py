@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from glocal.lens.perturbation import with_batch_statistics
 from glocal.networks import mlp
 from glocal.paper import get_study
 from glocal.paper.studies.hessian import float32_radii, float32_scores, quantiles, radius_curve, small_resnet18
-from glocal.paper.study import Context, Row, Study, WorkItem, draw, run
+from glocal.paper.study import Context, Row, Study, WorkItem, run
+from glocal.report.figure import save_figure
 from glocal.report.style import RC
 from glocal.store.store import load
 
@@ -131,7 +133,7 @@ def test_the_figure(name: str, measured: dict[str, tuple[Path, list[Row]]], tmp_
         assert len(axes.lines) == 5  # two eigenvectors, two medians, 1 or the loss at the solution
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles == ["training data", "test data", "", ""] * sections
-    assert draw(study, pl.DataFrame(rows), tmp_path / "figure.pdf").stat().st_size > 0
+    assert save_figure(partial(study.draw, pl.DataFrame(rows)), tmp_path / "figure.pdf").stat().st_size > 0
 
 
 def made_up(name: str, scores: list[float], statistics: str) -> pl.DataFrame:
@@ -169,7 +171,7 @@ def test_scores_that_are_not_finite(tmp_path: Path) -> None:
     assert study.summarize(some).table[-1]["eigen, train"] == np.inf
     assert study.summarize(none).verdict == "No score is finite."
     for number, rows in enumerate((some, none)):
-        assert draw(study, rows, tmp_path / f"{number}.png").stat().st_size > 0
+        assert save_figure(partial(study.draw, rows), tmp_path / f"{number}.png").stat().st_size > 0
 
 
 def test_the_figure_ends_where_single_precision_does() -> None:

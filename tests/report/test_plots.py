@@ -18,7 +18,7 @@ from PIL import Image
 
 from glocal.errors import GlocalError, GlocalWarning
 from glocal.report.figure import make_figure
-from glocal.report.plots import KINDS, draw, drawing
+from glocal.report.plots import KINDS, drawing
 from glocal.report.summary import View, group_runs
 from glocal.store.run import Run, Runs
 
@@ -37,7 +37,7 @@ def pixels(path: Path) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_png_has_content_and_changes_with_the_data(kind: str, runs: list[Run], tmp_path: Path) -> None:
-    first = pixels(draw(runs, kind, tmp_path / "new" / "folders" / "one.png"))
+    first = pixels(Runs(runs).plot(kind, tmp_path / "new" / "folders" / "one.png"))
     height, width, _ = first.shape
     assert 300 <= height <= 900 and 600 <= width <= 1200  # a column or two of a paper, at 150 dots an inch
     assert (first != 255).any(axis=2).mean() > 0.02
@@ -45,7 +45,7 @@ def test_png_has_content_and_changes_with_the_data(kind: str, runs: list[Run], t
     for run in more:
         run.arrays["epoch_loss"][:] = run.arrays["epoch_loss"] * np.linspace(1, 2, 3)[:, None]
         run.arrays["distance_from_init"][:] = run.arrays["distance_from_init"] ** 2
-    other = pixels(draw(more, kind, tmp_path / "other.png"))
+    other = pixels(Runs(more).plot(kind, tmp_path / "other.png"))
     assert other.shape != first.shape or (other != first).any()
 
 
@@ -136,20 +136,20 @@ def test_the_ratio_to_sgd_is_that_of_runs_that_differ_in_the_algorithm_alone() -
 
 @pytest.mark.parametrize("suffix", [".pdf", ".svg", ".PNG"])
 def test_formats_by_suffix(suffix: str, runs: list[Run], tmp_path: Path) -> None:
-    path = draw(runs, "forgetting", tmp_path / f"figure{suffix}")
+    path = Runs(runs).plot("forgetting", tmp_path / f"figure{suffix}")
     assert path.read_bytes()[:5] in (b"%PDF-", b"<?xml", b"\x89PNG\r")
 
 
 def test_resolution(runs: list[Run], tmp_path: Path) -> None:
-    small, large = (pixels(draw(runs, "forgetting", tmp_path / "f.png", dpi=dpi)) for dpi in (100, 300))
+    small, large = (pixels(Runs(runs).plot("forgetting", tmp_path / "f.png", dpi=dpi)) for dpi in (100, 300))
     assert large.shape == (3 * small.shape[0], 3 * small.shape[1], 3)
     with pytest.raises(GlocalError, match="dpi = 5 was given; it must be 30 to 1200"):
-        draw(runs, "forgetting", tmp_path / "f.png", dpi=5)
+        Runs(runs).plot("forgetting", tmp_path / "f.png", dpi=5)
 
 
 def test_words_in_the_figure(runs: list[Run], tmp_path: Path) -> None:
     dead = fake_run("ewc", 0.1, 3, diverged=4)
-    svg = draw([*runs, dead], "forgetting", tmp_path / "figure.svg").read_text()
+    svg = Runs([*runs, dead]).plot("forgetting", tmp_path / "figure.svg").read_text()
     for word in (
         "er (global)",
         "ewc (local)",
@@ -159,13 +159,13 @@ def test_words_in_the_figure(runs: list[Run], tmp_path: Path) -> None:
         "learning rate",
     ):
         assert word in svg, word
-    again = draw([*runs, dead], "forgetting", tmp_path / "again.svg").read_text()
+    again = Runs([*runs, dead]).plot("forgetting", tmp_path / "again.svg").read_text()
     assert svg == again
 
 
 def test_matrix_shows_the_most_accurate_rate_and_its_numbers(runs: list[Run], tmp_path: Path) -> None:
     er = [r for r in runs if r.algorithm == "er"]
-    svg = draw(er, "matrix", tmp_path / "figure.svg").read_text()
+    svg = Runs(er).plot("matrix", tmp_path / "figure.svg").read_text()
     assert "lr 0.001, best of 2 on test data" in words(er, "matrix")  # it forgets less there, and learns the same
     # seeds lose 0.101 and 0.201 of the first task's 0.9 by the end: 74.9 on average, halfway 82.45
     for number in (">90<", ">82<", ">75<", ">10<", ">20<"):
@@ -351,9 +351,9 @@ def test_regression_is_drawn_by_its_loss(tmp_path: Path) -> None:
     """With the losses 0.1 after learning and, of the first of three tasks, 0.1 more or 0.4 more at the end."""
     lost = {0.001: 0.4, 0.1: 0.1}
     runs = sweep(("er", "ewc"), LRS, (1, 2), lambda a, lr, s: lost[lr], regression=True)
-    svg = {k: draw(runs, k, tmp_path / f"{k}.svg").read_text() for k in KINDS if k != "plasticity"}
+    svg = {k: Runs(runs).plot(k, tmp_path / f"{k}.svg").read_text() for k in KINDS if k != "plasticity"}
     with pytest.raises(GlocalError, match="learning accuracy and forgetting cannot be drawn"):
-        draw(runs, "plasticity", tmp_path / "f.svg")
+        Runs(runs).plot("plasticity", tmp_path / "f.svg")
     assert "lr 0.1, best of 2 on test data" in words(runs, "matrix"), "the lower loss"
     for number in (">0.1<", ">0.15<", ">0.2<", ">0.9<"):
         assert number in svg["matrix"], number
@@ -371,34 +371,34 @@ def test_regression_is_drawn_by_its_loss(tmp_path: Path) -> None:
 def test_regression_beside_classification_keeps_both_scales(runs: list[Run], tmp_path: Path) -> None:
     both = [*runs, *sweep(("er",), LRS, (1,), lambda a, lr, s: lr, challenge="lines", regression=True)]
     for kind in KINDS:
-        assert draw(both, kind, tmp_path / f"{kind}.png").is_file()
-    svg = draw(both, "accuracy", tmp_path / "f.svg").read_text()
+        assert Runs(both).plot(kind, tmp_path / f"{kind}.png").is_file()
+    svg = Runs(both).plot("accuracy", tmp_path / "f.svg").read_text()
     assert "(%)" in svg and "test loss" in svg
 
 
 def test_one_run_one_rate_is_drawn(tmp_path: Path) -> None:
     for kind in KINDS:
-        assert draw([fake_run()], kind, tmp_path / f"{kind}.png").is_file()
+        assert Runs([fake_run()]).plot(kind, tmp_path / f"{kind}.png").is_file()
 
 
 def test_several_challenges_stand_side_by_side(runs: list[Run], tmp_path: Path) -> None:
     both = [*runs, *sweep(("er",), LRS, (1,), lambda a, lr, s: lr, challenge="split-cifar10", tasks=2)]
     for kind in ("loss", "distance"):
-        one, two = (pixels(draw(x, kind, tmp_path / "f.png")).shape for x in (runs, both))
+        one, two = (pixels(Runs(x).plot(kind, tmp_path / "f.png")).shape for x in (runs, both))
         assert two[0] * two[1] > one[0] * one[1]
 
 
 def test_many_algorithms_and_tasks(tmp_path: Path) -> None:
     names = [f"algorithm-{i}" for i in range(8)]
     many = sweep(names, (0.1,), (1,), lambda a, lr, s: 0.3, tasks=12)
-    svg = draw(many, "accuracy", tmp_path / "f.svg").read_text()
+    svg = Runs(many).plot("accuracy", tmp_path / "f.svg").read_text()
     assert all(f"{name} (local)" in svg for name in names)
-    assert ">82<" not in draw(many[:1], "matrix", tmp_path / "m.svg").read_text()  # too many tasks for numbers
+    assert ">82<" not in Runs(many[:1]).plot("matrix", tmp_path / "m.svg").read_text()  # too many tasks for numbers
 
 
 @pytest.mark.skipif(not (shutil.which("xelatex") and shutil.which("pdflatex")), reason="needs LaTeX")
 def test_pgf_compiles_with_underscores_and_no_package_but_pgf(runs: list[Run], tmp_path: Path) -> None:
-    draw(runs, "distance", tmp_path / "f.pgf", over="batch_size")  # math with indices, and batch_size on an axis
+    Runs(runs).plot("distance", tmp_path / "f.pgf", over="batch_size")  # math with indices, and batch_size on an axis
     (tmp_path / "t.tex").write_text(
         r"\documentclass{article}\usepackage{pgf}\begin{document}\input{f.pgf}\end{document}"
     )
@@ -409,22 +409,22 @@ def test_pgf_compiles_with_underscores_and_no_package_but_pgf(runs: list[Run], t
 
 def test_errors_teach(runs: list[Run], tmp_path: Path) -> None:
     with pytest.raises(GlocalError, match="Did you mean 'forgetting'"):
-        draw(runs, "forgeting", tmp_path / "f.png")
+        Runs(runs).plot("forgeting", tmp_path / "f.png")
     with pytest.raises(GlocalError, match=r"Did you mean '\.png'"):
-        draw(runs, "forgetting", tmp_path / "f.pngg")
+        Runs(runs).plot("forgetting", tmp_path / "f.pngg")
     with pytest.raises(GlocalError, match=r"Allowed: \.pdf, \.pgf, \.png, \.svg"):
-        draw(runs, "forgetting", tmp_path / "figure")
+        Runs(runs).plot("forgetting", tmp_path / "figure")
     with pytest.raises(GlocalError, match="no runs"):
-        draw([], "forgetting", tmp_path / "f.png")
+        Runs([]).plot("forgetting", tmp_path / "f.png")
     with pytest.raises(GlocalError, match="all 1 runs diverged"):
-        draw([fake_run(diverged=1)], "distance", tmp_path / "f.png")
+        Runs([fake_run(diverged=1)]).plot("distance", tmp_path / "f.png")
     with pytest.raises(GlocalError, match="undefined"):
-        draw([fake_run(tasks=1)], "forgetting", tmp_path / "f.png")
+        Runs([fake_run(tasks=1)]).plot("forgetting", tmp_path / "f.png")
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(GlocalError, match="cannot write"):
-        draw(runs, "forgetting", tmp_path / "file" / "f.png")
+        Runs(runs).plot("forgetting", tmp_path / "file" / "f.png")
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(GlocalError, match="cannot write"):
-        draw(runs, "forgetting", tmp_path / "folder.png")
+        Runs(runs).plot("forgetting", tmp_path / "folder.png")
     with pytest.raises(GlocalError, match="Did you mean 't-1'"):
-        draw(runs, "forgetting", tmp_path / "f.png", View("t1"))  # type: ignore[arg-type]
+        make_figure(drawing(runs, "forgetting", View("t1")))  # type: ignore[arg-type]

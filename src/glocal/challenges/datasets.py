@@ -60,6 +60,7 @@ class Dataset:
 def _open(
     name: str, data: str | Path | None, input_shape: tuple[int, ...], load: Callable[..., Task], classes: int = 10
 ) -> Dataset:
+    """Find and verify the files of a data set."""
     load = partial(_load, name, load, *locate(name, data).values())
     return Dataset(classes, input_shape, fingerprint(*find_source(name).files), load, classes)
 
@@ -140,22 +141,16 @@ def load_digits() -> Task:
     return Task(train, test, tuple(range(10)))
 
 
-def open_mnist(data: str | Path | None = None) -> Dataset:
-    """Find and verify the files of MNIST."""
-    return _open("mnist", data, (1, 28, 28), load_mnist)
-
-
-def open_fashion_mnist(data: str | Path | None = None) -> Dataset:
-    """Find and verify the files of Fashion-MNIST, which have the names and the format of MNIST's."""
-    return _open("fashion-mnist", data, (1, 28, 28), load_mnist)
-
-
 @lru_cache(maxsize=2)
 def load_mnist(train_images: Path, train_labels: Path, test_images: Path, test_labels: Path) -> Task:
     """Return (Fashion-)MNIST as one task, uint8 (n, 1, 28, 28), always the same tensors: do not modify them."""
     train = _image_data(read_idx(train_images)[:, None], read_idx(train_labels))
     test = _image_data(read_idx(test_images)[:, None], read_idx(test_labels))
     return Task(train, test, tuple(range(10)))
+
+
+open_mnist = partial(_open, "mnist", input_shape=(1, 28, 28), load=load_mnist)
+open_fashion_mnist = partial(_open, "fashion-mnist", input_shape=(1, 28, 28), load=load_mnist)
 
 
 def read_idx(path: Path) -> np.ndarray:
@@ -172,11 +167,6 @@ def read_idx(path: Path) -> np.ndarray:
     return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape).copy()
 
 
-def open_cifar10(data: str | Path | None = None) -> Dataset:
-    """Find and verify the files of CIFAR-10."""
-    return _open("cifar10", data, (3, 32, 32), load_cifar10)
-
-
 @lru_cache(maxsize=2)
 def load_cifar10(*batches: Path) -> Task:
     """Return CIFAR-10 as one task, uint8 (n, 3, 32, 32). All calls return the same tensors: do not modify them."""
@@ -186,16 +176,6 @@ def load_cifar10(*batches: Path) -> Task:
 
 
 CIFAR100_SUPERCLASSES = 20
-
-
-def open_cifar100(data: str | Path | None = None) -> Dataset:
-    """Find and verify the files of CIFAR-100."""
-    return _open("cifar100", data, (3, 32, 32), load_cifar100, classes=100)
-
-
-def open_cifar100_superclasses(data: str | Path | None = None) -> Dataset:
-    """The same, with classes in groups of 20 that `load_cifar100_superclasses` describes."""
-    return _open("cifar100", data, (3, 32, 32), load_cifar100_superclasses, classes=100)
 
 
 @lru_cache(maxsize=2)
@@ -216,6 +196,11 @@ def load_cifar100_superclasses(*files: Path) -> Task:
     classes = torch.from_numpy(np.array(rank) * CIFAR100_SUPERCLASSES + superclass)
     train, test = (Data(data.x, classes[data.y]) for data in (task.train, task.test))
     return Task(train, test, task.classes)
+
+
+open_cifar10 = partial(_open, "cifar10", input_shape=(3, 32, 32), load=load_cifar10)
+open_cifar100 = partial(_open, "cifar100", input_shape=(3, 32, 32), load=load_cifar100, classes=100)
+open_cifar100_superclasses = partial(open_cifar100, load=load_cifar100_superclasses)
 
 
 class _Pickled:

@@ -31,9 +31,13 @@ OwnNetwork = Annotated[
     str | None, tyro.conf.arg(metavar="NAME", help="path.py:function of the run's network, if it is your own.")
 ]
 Device = Annotated[str, tyro.conf.arg(metavar="NAME", help="auto, cpu, cuda or cuda:N.")]
+StoreToRead = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="The store to read.")]
+TableFormat = Annotated[Literal["rich", "markdown", "latex", "csv", "json"], tyro.conf.arg(help="Output format.")]
+SCOPE_HELP = "Accuracy among all classes or among the task's classes; by default that of the challenge's setting."
+AccuracyScope = Annotated[Literal["class", "task"] | None, tyro.conf.arg(help=SCOPE_HELP)]
 METAVARS = {Path: "PATH", int: "N", float: "FLOAT", str: "NAME"}
 LINE_SECONDS = 5
-"""The least time between two lines of progress where there is no terminal."""
+"""Minimum time between two progress lines when the output is not a terminal."""
 
 
 @typing.dataclass_transform(frozen_default=True)

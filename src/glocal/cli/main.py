@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check_values(command: Any) -> None:
-    """Refuse paths that cannot exist and numbers that no machine can count to."""
+    """Raise an error for paths that cannot exist and for integers that do not fit into 64 bits."""
     from glocal.files import user_path
 
     for name, value in vars(command).items():
@@ -169,7 +169,7 @@ def _parse_command(arguments: list[str], commands: Mapping[str, Any], prog: str,
 
 
 def _refuse_repeated(kind: Any, arguments: list[str]) -> None:
-    """Raise an error if a flag is given twice, of which the last would count, but for those whose values add up."""
+    """Raise an error if a flag is given twice, because only the last would count; values of some flags add up."""
     additive = {f"--{name}" for name, hint in get_type_hints(kind).items() if hint == tuple[tuple[str, ...], ...]}
     flags = [argument.partition("=")[0].replace("_", "-") for argument in arguments if argument.startswith("--")]
     for flag, count in Counter(flags).items():

@@ -44,7 +44,8 @@ class RunStudy(ExperimentOptions):
     def __call__(self) -> None:
         import polars
 
-        from glocal.paper.study import Context, draw, format_cell, read_cost, read_table, run, total_cost, write_table
+        from glocal.paper.study import Context, format_cell, read_cost, read_table, run, total_cost, write_table
+        from glocal.report.figure import save_figure
         from glocal.sweeps.resolve import choose_device
 
         study = get_study(self.study)
@@ -62,7 +63,8 @@ class RunStudy(ExperimentOptions):
             print_rendered(rich_table(f"{study.name}: {STUDIES[study.name].title}", cells))
         print(summary.verdict)
         paths = [write_table(rows, self.out / f"{study.name}.parquet", cost)]
-        paths += [draw(study, rows, self.out / f"{study.name}{suffix}") for suffix in (".png", ".pdf")]
+        draw = partial(study.draw, rows)
+        paths += [save_figure(draw, self.out / f"{study.name}{suffix}") for suffix in (".png", ".pdf")]
         print(f"Wrote {', '.join(map(str, paths))}")
 
 
@@ -229,7 +231,8 @@ class IcarlBuffer(RunOptions):
     def __call__(self) -> None:
         from glocal.paper.comparison import compare, relabel, render
         from glocal.paper.table1 import ICARL_ALGORITHMS, ICARL_COLUMNS, ICARL_DEMO
-        from glocal.report.plots import draw
+        from glocal.report.figure import save_figure
+        from glocal.report.plots import drawing
         from glocal.report.style import require_figure
         from glocal.report.summary import View
 
@@ -243,7 +246,8 @@ class IcarlBuffer(RunOptions):
                 "paper table1 --challenge split-cifar10 --algorithms icarl icarl-random --out FOLDER` trains them."
             )
         print_rendered(render(compare(runs, scope=self.scope), "rich"))
-        print(f"Wrote {draw(relabel(runs), 'forgetting-by-seed', path, View(scope=self.scope))}")
+        draw = drawing(relabel(runs), "forgetting-by-seed", View(scope=self.scope))
+        print(f"Wrote {save_figure(draw, path)}")
 
 
 def _study_command(name: str) -> Any:

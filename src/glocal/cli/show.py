@@ -11,10 +11,13 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from glocal.cli.common import (
     OUTPUT,
+    AccuracyScope,
     DataFolder,
     Device,
     OwnChallenge,
     OwnNetwork,
+    StoreToRead,
+    TableFormat,
     command,
     print_rendered,
     progress_bar,
@@ -80,19 +83,16 @@ class Demo:
 class Table:
     """Show a store's runs as the paper's Table 1, accuracy and forgetting over seeds, and the paper's test."""
 
-    store: Positional[Path] = Path("runs")
-    """The store to read."""
+    store: StoreToRead = Path("runs")
     where: Where = ()
-    format: Literal["rich", "json", "csv", "latex", "markdown"] = "rich"
-    """Output format."""
+    format: TableFormat = "rich"
     per_run: bool = False
     """One row per run, with all its settings, for other programs (--format csv or json)."""
     forgetting: Literal["t-1", "t"] = "t-1"
     """Average forgetting over all tasks but the last, as the published table does, or over all tasks."""
     measure: Literal["accuracy", "loss"] = "accuracy"
     """Measure forgetting by test accuracy, in points, or by test loss. Regression is measured by its loss."""
-    scope: Literal["class", "task"] | None = None
-    """Accuracy among all classes or among the task's classes; by default that of the challenge's setting."""
+    scope: AccuracyScope = None
 
     def __call__(self) -> None:
         from glocal.report import per_run
@@ -116,14 +116,11 @@ class Choose:
     For example: glocal choose runs --protocol first-k=3 all-validation oracle-test
     """
 
-    store: Positional[Path] = Path("runs")
-    """The store to read."""
+    store: StoreToRead = Path("runs")
     protocol: Protocol = ()
     where: Where = ()
-    format: Literal["rich", "json", "csv", "latex", "markdown"] = "rich"
-    """Output format."""
-    scope: Literal["class", "task"] | None = None
-    """Accuracy among all classes or among the task's classes; by default that of the challenge's setting."""
+    format: TableFormat = "rich"
+    scope: AccuracyScope = None
 
     def __call__(self) -> None:
         from glocal.report.choices import DEFAULT_PROTOCOLS, render
@@ -147,8 +144,7 @@ class Plot:
     For example: glocal plot runs --kind forgetting -o forgetting.png
     """
 
-    store: Positional[Path] = Path("runs")
-    """The store to read."""
+    store: StoreToRead = Path("runs")
     where: Where = ()
     kind: str = "forgetting"
     """Name of the figure."""
@@ -157,7 +153,7 @@ class Plot:
     over: str = "lr"
     """The option to compare by: lr, epochs, batch_size, precision, or one of the algorithm or optimizer (penalty)."""
     width: float | None = None
-    """Width in inches, such as that of a paper's column; by default what the panels ask for."""
+    """Width in inches, such as that of a paper's column; by default the panels' preferred width."""
     style: Literal["screen", "paper", "talk"] = "screen"
     """Size of texts, lines and points."""
     dpi: int = 150
@@ -235,7 +231,7 @@ class Report:
 
 
 def _find_algorithm(specs: Sequence[str], config: Mapping[str, Any]) -> str | None:
-    """Return the one of several path.py:Name that is a run's algorithm: of its name and, if one has it, its hash."""
+    """Return the path.py:Name of a run's algorithm, by its name; of several, the one whose file has the run's hash."""
     from glocal.sweeps.resolve import name_of
     from glocal.sweeps.user_code import load_object
 
@@ -255,8 +251,7 @@ class Track:
     For example: glocal track runs --to tensorboard:logs
     """
 
-    store: Positional[Path] = Path("runs")
-    """The store to read."""
+    store: StoreToRead = Path("runs")
     where: Where = ()
     to: Annotated[str, arg(metavar="NAME[:WHERE]")] = "tensorboard"
     """tensorboard[:FOLDER], mlflow[:URI], wandb[:PROJECT] or trackio[:PROJECT]."""

@@ -156,7 +156,7 @@ class Sweep(SweepFile):
         from glocal.report.progress import Bars
         from glocal.sweeps.sweep import sweep
 
-        gc.freeze()  # what was imported is not garbage, and there is much of it to search
+        gc.freeze()  # so that garbage collection does not search the imported modules
         runs = sweep(**self.arguments(), progress=Bars())
         count = sum(not any("monitored" in note for note in run.info["notes"]) for run in runs)
         if self.training.monitor is not None and count:
@@ -178,7 +178,7 @@ class Sweep(SweepFile):
         print_rendered(choices.render(runs, "rich", (self.protocol, ORACLE)))
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of `glocal.sweep`; with a sampler, with all values of an option in place of one."""
+        """Return the arguments of `glocal.sweep`. With a sampler, every option has a list of its values."""
         if self.challenge is None:
             raise GlocalError("a sweep needs a challenge: `glocal sweep rotated-digits ...`, or one in its --file.")
         content = {} if self.file is None else _read(self.file)

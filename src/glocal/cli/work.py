@@ -1,4 +1,4 @@
-"""`glocal work` and `glocal status`: train what the plans of a store ask for, and show how far it is."""
+"""`glocal work` and `glocal status`: train the runs planned in a store, and show the progress."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from tyro.conf import Positional
 
-from glocal.cli.common import command
+from glocal.cli.common import StoreToRead, command
 from glocal.errors import GlocalError, printable, require
 from glocal.sweeps.options import check_tracker, format_time, parse_time
 
@@ -24,7 +24,7 @@ WATCH_SECONDS = 2.0
 
 @command
 class Work:
-    """Train what the plans of a store ask for (`glocal sweep ... --plan`), until nothing is left.
+    """Train the runs planned in a store (`glocal sweep ... --plan`) until none is left.
 
     Any number of workers may share a store, on any machines that see its folder. At a signal (SIGTERM, SIGINT, SIGUSR1
     or SIGUSR2) and before its time is up a worker stops at the end of a task; others go on from there.
@@ -46,7 +46,7 @@ class Work:
     retry_failed: bool = False
     """Train cohorts again that have failed."""
     lease: float = 60.0
-    """Seconds without a sign of life after which other workers take over what this one is training."""
+    """Seconds without a heartbeat after which other workers take over this worker's cohort."""
     track: str | None = None
     """Log runs after every task: tensorboard[:FOLDER], mlflow[:URI], wandb[:PROJECT] or trackio[:PROJECT]."""
 
@@ -90,10 +90,9 @@ class Work:
 class Status:
     """Show what is finished, in training, waiting, failed and diverged in a store, and an estimate of the time left."""
 
-    store: Positional[Path] = Path("runs")
-    """The store to read."""
+    store: StoreToRead = Path("runs")
     watch: bool = False
-    """Keep it on the screen until nothing is left or Ctrl-C is pressed."""
+    """Refresh until all runs are finished or Ctrl-C is pressed."""
 
     def __call__(self) -> None:
         from rich.console import Console

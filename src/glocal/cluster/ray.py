@@ -1,4 +1,4 @@
-"""Ray: one task for every cohort. Ray places the tasks, and the store alone knows what is trained."""
+"""Ray: one Ray task per cohort. Ray schedules the tasks; the store records which runs are trained."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from glocal.sweeps.plan import Plan
 from glocal.sweeps.resume import POLL_SECONDS, Group, Job, train_missing
 
 MAX_CRASHES = 20
-"""Tasks of a cohort whose process may die before it is given up. Those of lost nodes are not counted."""
+"""A cohort is given up after this many of its processes died. Lost nodes are not counted."""
 MAX_TASKS_PER_GPU = 4
-"""Kernels of several processes take turns, so that more of them only hide each other's pauses."""
+"""More would not be faster: the kernels of different processes run one after the other."""
 CONNECT_SECONDS = 5.0
 
 
@@ -70,7 +70,7 @@ def divide(job: Job, gpus: int, gpu_bytes: int) -> list[tuple[list[str], float]]
     job.context.options = replace(job.context.options, memory_budget=budget)
     cohorts: list[tuple[list[str], int]] = []
     for group in job.groups:
-        with suppress(Exception):  # of a step that is tried: `train_missing` meets it too, and marks the cohort
+        with suppress(Exception):  # in the trial step: `train_missing` raises it again, and marks the cohort as failed
             group_cohorts, fitting = [hashes for hashes in group.cohorts if job.missing(hashes)], 0
             with suppress(Exception):
                 fitting = group.max_cohort_size * usable // budget if budget and usable and group_cohorts else 0
@@ -97,7 +97,7 @@ def train_cohort(store: str, plan: Plan, hashes: list[str], device: str, threads
 def _run_tasks(
     ray: Any, plan: Plan, job: Job, cohorts: list[tuple[list[str], float]], progress: ProgressReporter
 ) -> None:
-    """Run a task for every cohort, again where a node is lost, and raise if some cannot be run."""
+    """Run a task for every cohort, resubmit it if its node or process dies, and raise if some runs are not trained."""
     store, threads = job.context.store, torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else 1
     crashes: Counter[str] = Counter()
     problems: list[str] = []

@@ -1,4 +1,4 @@
-"""Slurm: an array of jobs, each of which is a worker; they requeue themselves until nothing is left (submitit)."""
+"""Slurm: an array of jobs, each of which is a worker; they requeue themselves until all runs are trained (submitit)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from glocal.store.store import Store
 from glocal.sweeps.options import SweepOptions, parse_time
 
 SIGNAL_SECONDS = 120
-"""Slurm warns a job so long before it ends it, or after 5/6 of its time if that is later."""
+"""Slurm signals a job this many seconds before its time limit, or after 5/6 of it if that is later."""
 MAX_TIMEOUTS = 1_000
 SET_BY = {"array": "--workers", "time": "--time", "gpus-per-node": "--gpus", "partition": "--partition"}
-"""Options of sbatch that have an option of their own."""
+"""Options of sbatch that glocal sets by an option of its own."""
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,16 @@ from glocal.store.run import Run
 from glocal.store.store import Store, StoredCohort
 from glocal.sweeps.plan import read_plans, verify_plans
 
-SAMPLE = 200
-"""The last finished runs, from which the time of a run is estimated."""
+MAX_TIMED_RUNS = 200
+"""The time of a run is estimated from this many runs, those that finished last."""
 
 
 @dataclass(frozen=True)
 class Status:
     """How many runs of a store are finished, in training, waiting and failed.
 
-    Runs wait that a plan asks for or that were interrupted; `cohorts` are those in training and `failures` those that
-    failed. `diverged` runs are among the finished ones (`Run.diverged`).
+    Waiting runs are planned or were interrupted. `cohorts` are those in training, and `failures` those that failed.
+    `diverged` counts those of the finished runs that diverged (`Run.diverged`).
     """
 
     finished: int
@@ -34,7 +34,10 @@ class Status:
 
 
 def read_status(store: Store) -> Status:
-    """Return the status of a store, from its files alone: call it where you like, for example on a login node."""
+    """Return the status of a store.
+
+    It only reads files, so it works on any machine that sees the store, such as a login node.
+    """
     cohorts = store.cohorts()
     finished = set(store.names())
     hashes = {hash for plan in read_plans(store) for hash in plan.runs}
@@ -52,7 +55,7 @@ def read_status(store: Store) -> Status:
         running=len(running),
         waiting=len(waiting),
         failed=len(failed),
-        seconds_left=_seconds_left(training, len(waiting), [seconds for _, seconds in ends[-SAMPLE:]]),
+        seconds_left=_seconds_left(training, len(waiting), [seconds for _, seconds in ends[-MAX_TIMED_RUNS:]]),
         cohorts=training,
         failures=failures,
         damaged_plans=[plan.error for plan in verify_plans(store) if plan.error is not None],
@@ -60,12 +63,12 @@ def read_status(store: Store) -> Status:
 
 
 def retry_advice(path: object) -> str:
-    """Say how the runs of a store that failed are trained again."""
+    """Return advice on how to train the failed runs of a store again."""
     return f"Repeat the sweep's command to train them again; runs of a plan: `glocal work {path} --retry-failed`."
 
 
 def elapsed(cohort: StoredCohort) -> float:
-    """Return for how many seconds a cohort is in training, as far as the clocks of two machines agree."""
+    """Return for how many seconds a cohort has been training; exact only if the machines' clocks agree."""
     try:
         start = datetime.fromisoformat(cohort.last.about["since"])
         return max(0.0, (datetime.now(UTC) - start).total_seconds())
@@ -74,15 +77,15 @@ def elapsed(cohort: StoredCohort) -> float:
 
 
 def count(cohort: StoredCohort, name: str) -> int:
-    """Return a number that the holder of a cohort tells, such as its 'tasks', or 0."""
+    """Return an integer field of the cohort's lease, such as 'tasks', or 0."""
     value = cohort.last.about.get(name)
     return value if isinstance(value, int) else 0
 
 
 def _seconds_left(training: list[StoredCohort], waiting: int, seconds: list[float]) -> float | None:
-    """Estimate the time left: of each worker what its cohort still needs, and its share of the waiting runs.
+    """Estimate the time left: the rest of each worker's cohort, plus an equal share of the waiting runs.
 
-    None: no worker trains, or nothing is known of the time of a run yet.
+    Return None if no worker is training, or if there is nothing yet to estimate from.
     """
     mean_seconds = fmean(seconds) if seconds else None
     estimates: list[float] = []

@@ -1,7 +1,7 @@
-"""Workers: processes that train what the plans of a store ask for, on any machines that see its folder.
+"""Workers: processes that train the runs planned in a store, on any machines that see its folder.
 
-There is no master. A worker takes one cohort after the other by its lease, and stays until nothing is left: what
-another worker is training may need a successor.
+No process coordinates the workers. A worker takes the lease of one cohort after the other. It stays until all cohorts
+are finished, because it takes over those whose worker stops.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def work(
     grace: float = GRACE_SECONDS,
     track: str | None = None,
 ) -> tuple[int, list[str]]:
-    """Train what the plans of a store ask for, until nothing is left, the time is up or a signal comes.
+    """Train the runs planned in a store until none is left, the time is up or a signal comes.
 
     Args:
         store: the store.
@@ -130,7 +130,7 @@ def work(
 
 
 def _count(store: Store) -> tuple[int, int]:
-    """Return how many runs the plans ask for, and how many of them are finished."""
+    """Return the number of planned runs, and how many of them are finished."""
     runs = {hash for plan in read_plans(store) for hash in plan.runs}
     return len(runs), sum(store.finished(hash) for hash in runs)
 

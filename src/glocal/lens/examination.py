@@ -134,11 +134,10 @@ class Examination:
         return "\n".join([examination_table(self).text(), "", *self.closing])
 
     def plot(self, path: str | Path) -> Path:
-        """Save the figure as PNG, PDF or SVG."""
-        from glocal.report.figure import save_figure
-        from glocal.report.lens_figures import draw_examination
+        """Save the figure as PNG, PDF, SVG or PGF."""
+        from glocal.report import figure, lens_figures
 
-        return save_figure(partial(draw_examination, self), path)
+        return figure.save_figure(partial(lens_figures.draw_examination, self), path)
 
 
 @full_precision()

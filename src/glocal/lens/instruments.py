@@ -56,11 +56,10 @@ class Measurement:
     rows: Rows
 
     def plot(self, path: str | Path) -> Path:
-        """Save the figure as PNG, PDF or SVG."""
-        from glocal.report.figure import save_figure
-        from glocal.report.lens_figures import draw_measurement
+        """Save the figure as PNG, PDF, SVG or PGF."""
+        from glocal.report import figure, lens_figures
 
-        return save_figure(partial(draw_measurement, self), path)
+        return figure.save_figure(partial(lens_figures.draw_measurement, self), path)
 
 
 @full_precision()
@@ -112,12 +111,12 @@ def _forgetting(trace: TrainingTrace) -> Rows:
 
 def _recursion(trace: TrainingTrace) -> Rows:
     """E(t) predicted and measured, term by term (Eq. eqt:forgetting-rec)."""
-    return _task_rows(vars(recursion(forgetting(trace))))
+    return task_rows(vars(recursion(forgetting(trace))))
 
 
 def _theorem1(trace: TrainingTrace) -> Rows:
     r"""E(t) and ½ Δ_tᵀ \bar H_{<t} Δ_t, and the premises of Theorem 4.1."""
-    return _task_rows(vars(theorem1(trace)))
+    return task_rows(vars(theorem1(trace)))
 
 
 def _theorem2(trace: TrainingTrace) -> Rows:
@@ -186,10 +185,10 @@ def _columns(result: Any, *names: str) -> dict[str, Tensor]:
     return {name: getattr(result, name) for name in names}
 
 
-def _task_rows(columns: dict[str, Tensor]) -> Rows:
-    """Return a row for every task from the second on."""
+def task_rows(columns: dict[str, Tensor], key: str = "learned") -> Rows:
+    """Return a row for every task from the second on, of columns with one value per task; `key` names the task."""
     n = len(next(iter(columns.values())))
-    return [{"learned": t + 1} | {k: float(v[t]) for k, v in columns.items()} for t in range(1, n)]
+    return [{key: t + 1} | {k: float(v[t]) for k, v in columns.items()} for t in range(1, n)]
 
 
 def _pair_rows(columns: dict[str, Tensor]) -> Rows:

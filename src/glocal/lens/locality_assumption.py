@@ -211,11 +211,10 @@ class TrainingErrors:
         return [{"approximation": name} | row for name, curves in self.curves.items() for row in curves.rows(*columns)]
 
     def plot(self, path: str | Path) -> Path:
-        """Save the figure as PNG, PDF or SVG."""
-        from glocal.report.figure import save_figure
-        from glocal.report.lens_figures import draw_errors
+        """Save the figure as PNG, PDF, SVG or PGF."""
+        from glocal.report import figure, lens_figures
 
-        return save_figure(partial(draw_errors, self), path)
+        return figure.save_figure(partial(lens_figures.draw_errors, self), path)
 
     def __str__(self) -> str:
         title = f"{self.algorithm}, ε = {self.epsilon:.3g}"

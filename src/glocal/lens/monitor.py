@@ -41,9 +41,9 @@ from glocal.risk import Risk
 from glocal.tree import Params, Tree
 
 MonitoredApproximation: TypeAlias = Literal["diagonal", "kronecker", "own"]
-MIN_EXAMPLES, MAX_EXAMPLES, TRAINED_PER_EXAMPLE = 8, 100, 300
+MIN_EXAMPLES, MAX_MONITORED_EXAMPLES, TRAINED_PER_EXAMPLE = 8, 100, 300
 """A task keeps one example per TRAINED_PER_EXAMPLE that it trains on, counting epochs, within these bounds, so that its
-expansion costs a small part of training. 'own' needs no expansion and keeps MAX_EXAMPLES."""
+expansion costs a small part of training. 'own' needs no expansion and keeps MAX_MONITORED_EXAMPLES."""
 CHUNK_SIZE = 500
 """Examples that pass through the network at once."""
 
@@ -59,7 +59,8 @@ class Monitor:
         approximation: which \hat L_o.
         every: measure after every so many epochs of a task and after its last one; by default every third epoch, and
             less often as more tasks are finished.
-        examples: the largest number of examples per finished task; by default so few that they cost little.
+        examples: the largest number of examples per finished task; by default few enough to add less than 5 % to
+            training time.
         on_violation: called with one sentence about every run's first violation.
     """
 
@@ -139,8 +140,8 @@ class Monitor:
 
     def _finish_task(self, task: int, state: State, loader: Loader) -> None:
         """Store some of the task's examples and the parts of its expansion; θ is the task's solution."""
-        share = self.cohort.epochs * loader.examples // TRAINED_PER_EXAMPLE
-        default = MAX_EXAMPLES if self.structure is None else min(MAX_EXAMPLES, max(MIN_EXAMPLES, share))
+        share = max(MIN_EXAMPLES, self.cohort.epochs * loader.examples // TRAINED_PER_EXAMPLE)
+        default = MAX_MONITORED_EXAMPLES if self.structure is None else min(MAX_MONITORED_EXAMPLES, share)
         rows = evenly_spaced_indices(loader.examples, self.examples or default).to(loader.x.device)
         # Copies, (groups, n, ...): the loader reuses its memory.
         x, y = (part.unflatten(0, (-1, loader.examples)).index_select(1, rows) for part in (loader.x, loader.y))

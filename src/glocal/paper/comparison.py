@@ -80,7 +80,7 @@ class Difference:
         numbers = {part: getattr(self.ours, part, None) for part in ("mean", "std")}
         numbers |= {f"published_{part}": getattr(self.published, part, None) for part in ("mean", "std")}
         numbers |= {part: getattr(self, part) for part in ("difference", "standard_error", "z")}
-        record: dict[str, Any] = {f"{name}_{part}": summary.round_finite(x) for part, x in numbers.items()}
+        record: dict[str, Any] = {f"{name}_{part}": table.finite(x, 9) for part, x in numbers.items()}
         return record | {f"{name}_differs": None if self.z is None else self.differs}
 
 

@@ -130,13 +130,6 @@ def format_cell(value: str | float | None) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def draw(study: Study, rows: pl.DataFrame, path: Path) -> Path:
-    """Write the study's figure to a file."""
-    from glocal.report.figure import save_figure
-
-    return save_figure(lambda figure: study.draw(rows, figure), path)
-
-
 def write_table(rows: Sequence[Row] | pl.DataFrame, path: Path, cost: Cost | None = None, **options: Any) -> Path:
     """Write a Parquet file atomically, with the cost as metadata, creating its folder."""
     metadata = None if cost is None else {COST_KEY: json.dumps(asdict(cost))}

@@ -17,8 +17,8 @@ from glocal.errors import GlocalWarning, require
 from glocal.metrics import CONFIDENCE, confidence_interval
 from glocal.report import table
 from glocal.report.labels import is_rounded
-from glocal.report.summary import DEFAULT_VIEW, Group, Row, View, format_range, group_runs, round_finite
-from glocal.report.table import Cell, Column, Section, Table, mean_std, signed
+from glocal.report.summary import DEFAULT_VIEW, Group, Row, View, format_range, group_runs
+from glocal.report.table import Cell, Column, Section, Table, finite, mean_std, signed
 from glocal.selection import ORACLE, PROTOCOLS
 from glocal.store.run import Run
 
@@ -72,7 +72,7 @@ def rows(runs: Iterable[Run], protocols: Sequence[str] = DEFAULT_PROTOCOLS, view
             for (key, group), result in zip(choices.items(), results, strict=True):
                 identity = {"challenge": challenge, "algorithm": key[1], "locality": key[0], "protocol": protocol}
                 rank = None if math.isnan(result) else 1 + sum(other > result for other in results)
-                ranking = {"rank": rank, "kendall_tau": round_finite(tau)}
+                ranking = {"rank": rank, "kendall_tau": finite(tau, 9)}
                 records.append({**identity, **_row(group, scores[key], test[key], view), **ranking})
     return sorted(records, key=itemgetter("challenge", "locality", "algorithm"))
 
@@ -105,8 +105,8 @@ def _row(
         "configurations": len(scores),
         "seeds": len(seeds),
         "agree": seed_choices.count(choice),
-        "criterion": round_finite(abs(_mean(scores[choice].values()))),
-        **{name: round_finite(value) for name, value in numbers.items()},
+        "criterion": finite(abs(_mean(scores[choice].values())), 9),
+        **{name: finite(value, 9) for name, value in numbers.items()},
     }
 
 

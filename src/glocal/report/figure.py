@@ -21,10 +21,8 @@ SCALES: dict[str, float] = {"screen": 1.0, "paper": 0.85, "talk": 1.5}
 """Sizes of texts, lines and points, as multiples of those on a screen."""
 SCALED = ("font.size", "axes.labelsize", "axes.titlesize", "figure.titlesize", "lines.linewidth", "lines.markersize")
 MAX_WIDTH = 40.0
-NARROW = 0.85
-"""Legends stand below a figure that is narrower than this share of the width that its panels ask for."""
-
-
+LEGEND_BELOW_RATIO = 0.85
+"""Below this fraction of the panels' preferred width, the legend goes below the figure."""
 LEGEND_MARGIN = 0.3
 """Inches by which a figure is higher than the legend beside its panels."""
 
@@ -44,9 +42,9 @@ def make_figure(
     """Draw a figure.
 
     Args:
-        draw: fills the figure, whose width is the room there is, and sets the size that it asks for.
+        draw: draws into the figure, whose width is the maximum available, and sets its preferred size.
         dpi: pixels per inch of a PNG file.
-        width: inches, such as the width of a column; by default what the panels ask for.
+        width: inches, such as the width of a column; by default the panels' preferred width.
         style: 'paper' has smaller texts and thinner lines, 'talk' larger and thicker ones.
     """
     require(30 <= dpi <= 1200, f"dpi = {dpi} was given; it must be 30 to 1200.")
@@ -60,7 +58,8 @@ def make_figure(
         lines = 0
         if width is not None:
             share, figure_width = width / figure_width, width
-            lines = sum(_move_below(figure, legend, width) for legend in list(figure.legends)) if share < NARROW else 0
+            if share < LEGEND_BELOW_RATIO:
+                lines = sum(_move_below(figure, legend, width) for legend in list(figure.legends))
             height = height * min(max(share, 0.85), 1.3) + 0.2 * scale * lines
         if not lines:  # the legend is beside the panels
             heights = (legend.get_window_extent().height / figure.dpi for legend in figure.legends)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from glocal.errors import GlocalError
 from glocal.report.summary import DEFAULT_VIEW, STATISTICS, View, run_statistics
-from glocal.report.table import to_json
+from glocal.report.table import finite, to_json
 from glocal.store.conditions import as_text, is_number
 from glocal.store.run import SETTINGS, Run, short_name
 
@@ -35,7 +34,7 @@ def frame(runs: Sequence[Run], view: View = DEFAULT_VIEW) -> polars.DataFrame:
         taken = short in columns or short in STATISTICS
         columns[name if taken else short] = _column([values.get(name) for values in others])
     statistics = [run_statistics([run], view)[0] for run in runs]
-    columns |= {name: [_finite(row.get(name)) for row in statistics] for name in STATISTICS}
+    columns |= {name: [finite(row.get(name)) for row in statistics] for name in STATISTICS}
     columns |= {name: [run.info["cost"][name] for run in runs] for name in ("seconds", "memory_bytes")}
     columns["diverged"] = [run.diverged is not None for run in runs]
     columns["hash"] = [run.hash for run in runs]
@@ -76,7 +75,3 @@ def _column(values: Sequence[Any]) -> list[Any]:
     if all(map(is_number, present)) or all(isinstance(value, bool) for value in present):
         return list(values)
     return [None if value is None else as_text(value) for value in values]
-
-
-def _finite(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else value

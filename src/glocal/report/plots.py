@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,18 +60,6 @@ def drawing(runs: Iterable[Run], kind: str, view: View = DEFAULT_VIEW, over: str
     any_finished, count = any(group.finished for group in groups), sum(group.seeds for group in groups)
     require(any_finished, f"all {count} runs diverged, so there is nothing to show. Try a lower learning rate.")
     return lambda figure: KINDS[kind](figure, groups, view)
-
-
-def draw(
-    runs: Iterable[Run], kind: str, path: str | Path, view: View = DEFAULT_VIEW, over: str = "lr", **look: Any
-) -> Path:
-    """Save the figure of `drawing`, as PNG, PDF, SVG or PGF by the path's suffix; missing folders are created.
-
-    `look`: `dpi`, `width` and `style` of `glocal.report.figure.make_figure`.
-    """
-    from glocal.report.figure import save_figure
-
-    return save_figure(drawing(runs, kind, view, over), path, **look)
 
 
 def _without_math(text: str) -> str:

@@ -19,7 +19,7 @@ QUIET_SECONDS = 10
 
 
 class Stderr(io.TextIOBase):
-    """Standard error until it cannot be written, and nothing from then on: a closed pipe must not end a training."""
+    """Standard error, ignored after the first failed write, so that a closed pipe does not stop training."""
 
     def __init__(self) -> None:
         self._stream: TextIO | None = sys.stderr

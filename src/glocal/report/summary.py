@@ -17,7 +17,7 @@ from glocal import metrics
 from glocal.metrics import CONFIDENCE, LearningRateTest, Measure, Over, Scope, Split
 from glocal.report import table
 from glocal.report.labels import label_runs, option_value
-from glocal.report.table import ABSENT, Cell, Column, Section, Table, format_lr, mean_std, signed
+from glocal.report.table import ABSENT, Cell, Column, Section, Table, finite, format_lr, mean_std, signed
 from glocal.store.conditions import natural_order
 from glocal.store.run import Run
 
@@ -43,9 +43,9 @@ TREND_NOTE = (
     f"with its {CONFIDENCE:.0%} t-interval over seeds. The paper (§6.1) predicts a negative difference for local "
     "algorithms and no sign for global ones."
 )
-FLAT = ("icarl-random",)
+NO_TREND_EXPECTED = ("icarl-random",)
 """Algorithms for which the paper predicts the same forgetting at low and at high learning rates."""
-FLAT_NOTE = "For iCaRL with random exemplars it predicts no difference."
+NO_TREND_NOTE = "For iCaRL with random exemplars it predicts no difference."
 
 
 @dataclass(frozen=True)
@@ -122,16 +122,13 @@ class Group:
     def by_seed(self, view: View, split: Split = "test") -> dict[int, dict[str, float]]:
         """Return the statistics of each finished run, accuracies in percent."""
         if (view, split) not in self._by_seed:
-            self._by_seed[view, split] = self._compute(view, split)
+            statistics = run_statistics(self.finished, view, split)
+            self._by_seed[view, split] = {run.seed: x for run, x in zip(self.finished, statistics, strict=True)}
         return self._by_seed[view, split]
 
     @cached_property
     def _by_seed(self) -> dict[tuple[View, Split], dict[int, dict[str, float]]]:
         return {}
-
-    def _compute(self, view: View, split: Split) -> dict[int, dict[str, float]]:
-        runs = self.finished
-        return {run.seed: statistics for run, statistics in zip(runs, run_statistics(runs, view, split), strict=True)}
 
     def statistics(self, view: View, split: Split = "test") -> dict[str, tuple[float, float]]:
         """Compute (mean, standard deviation) over the finished runs; NaN where undefined or if none finished."""
@@ -189,7 +186,7 @@ def summarize(group: Group, view: View = DEFAULT_VIEW) -> Row:
     first = group.runs[0]
     scope = metrics.scope_of(first, view.scope)
     numbers = {
-        f"{name}_{suffix}": value if math.isfinite(value) else None
+        f"{name}_{suffix}": finite(value)
         for name in STATISTICS
         for suffix, value in zip(("mean", "std"), statistics[name], strict=True)
     }
@@ -205,7 +202,7 @@ def summarize(group: Group, view: View = DEFAULT_VIEW) -> Row:
         "forgetting_by": metrics.measure_of(group.runs[0], view.measure),
         "metric": group.metric,
         "chosen_on": group.choice_split,
-        **{f"choice_{n}": m if math.isfinite(m := choice[n][0]) else None for n in ("metric", "forgetting")},
+        **{f"choice_{n}": finite(choice[n][0]) for n in ("metric", "forgetting")},
     }
 
 
@@ -331,7 +328,7 @@ def format_range(values: Iterable[int], noun: str) -> str:
 
 
 def diverged_note(rows: Iterable[Row]) -> str:
-    """Say which rows lost runs."""
+    """Return a note that lists the rows with diverged runs."""
     place = "{algorithm} at {rate} on {challenge}: {diverged} of {seeds}"
     places = [place.format(rate=format_lr(row["lr"]), **row) for row in rows if row["diverged"]]
     return f"Diverged, and left out of the means: {', '.join(places)}." if places else "No run diverged."
@@ -380,15 +377,10 @@ class TrendRow:
             "algorithm": self.algorithm,
             "locality": trend.locality,
             "seeds": trend.seeds,
-            **{name: round_finite(value) for name, value in numbers.items()},
+            **{name: finite(value, 9) for name, value in numbers.items()},
             "sign": trend.sign,
             "verdict": trend.verdict,
         }
-
-
-def round_finite(x: float | None) -> float | None:
-    """Round to nine significant digits; None for NaN and infinity."""
-    return None if x is None or not math.isfinite(x) else float(f"{x:.9g}")
 
 
 def trends(groups: Iterable[Group], view: View = DEFAULT_VIEW) -> list[TrendRow]:
@@ -399,7 +391,7 @@ def trends(groups: Iterable[Group], view: View = DEFAULT_VIEW) -> list[TrendRow]
         trend = metrics.learning_rate_test(forgetting, members[0].locality)
         if trend is not None:
             run = members[0].runs[0]
-            trend = replace(trend, flat=run.config["algorithm"]["name"] in FLAT)
+            trend = replace(trend, flat=run.config["algorithm"]["name"] in NO_TREND_EXPECTED)
             spec = ".2f" if metrics.measure_of(run, view.measure) == "accuracy" else ".3g"
             trend_rows.append(TrendRow(members[0].challenge, members[0].algorithm, trend, spec=spec))
     return trend_rows
@@ -427,5 +419,5 @@ def trend_tables(rows: Sequence[TrendRow], published: bool = False) -> list[Tabl
         cells = {name: Cell(text) for name, text in texts.items() if name not in hidden_columns}
         sections.append(Section(row.algorithm, trend.locality, (tuple(cells.values()),)))
     columns = tuple(Column(name, align="left" if name in ("challenge", "verdict") else "right") for name in cells)
-    notes = (TREND_NOTE, *([FLAT_NOTE] if any(row.trend.flat for row in rows) else []))
+    notes = (TREND_NOTE, *([NO_TREND_NOTE] if any(row.trend.flat for row in rows) else []))
     return [Table(columns, tuple(sections), "The paper's test", notes=notes)]

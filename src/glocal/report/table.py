@@ -265,6 +265,13 @@ def signed(x: float | None, spec: str = ".2f") -> str:
     return ABSENT if x is None or math.isnan(x) else f"{x:+{spec}}".replace("-", "−")
 
 
+def finite(x: float | None, digits: int | None = None) -> float | None:
+    """Return a number, rounded to significant digits if these are given, or None if it is NaN or infinite."""
+    if x is None or not math.isfinite(x):
+        return None
+    return x if digits is None else float(f"{x:.{digits}g}")
+
+
 def format_lr(lr: float) -> str:
     """Format a learning rate without exponent: 0.001, 0.1, 1."""
     return np.format_float_positional(lr, trim="-")

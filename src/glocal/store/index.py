@@ -33,7 +33,8 @@ MIN_RUNS = 200
 MAX_BYTES = 1 << 30
 """Runs with more bytes of arrays are not indexed."""
 SETTLED_SECONDS = 2.0
-"""A run with younger files is not indexed: if they change again, their times may not, as coarse as clocks are."""
+"""More recently modified files are not indexed: a second change within the clock's resolution would not change their
+time."""
 
 
 class Entry(NamedTuple):

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 EXPIRY_SECONDS = 60.0
-"""A holder that gives no sign of life for so long loses its lease."""
-BEATS = 6
-"""Signs of life that a holder gives in this time."""
+"""A lease expires when its holder has written no heartbeat for this long."""
+HEARTBEATS_PER_EXPIRY = 6
+"""Heartbeats that a holder writes in this time."""
 
 
 class LeaseLost(Exception):
@@ -89,7 +89,7 @@ class Lease:
         self._file = (self.path / "lease.json").open("xb", buffering=0)
         self._lock, self._released = threading.Lock(), threading.Event()
         self._beat()
-        threading.Thread(target=self._keep_beating, args=(expiry / BEATS,), daemon=True).start()
+        threading.Thread(target=self._keep_beating, args=(expiry / HEARTBEATS_PER_EXPIRY,), daemon=True).start()
 
     @classmethod
     def take(cls, folder: Path, watch: LeaseObserver, expiry: float = EXPIRY_SECONDS) -> Lease | None:

@@ -299,14 +299,15 @@ class Runs(UserList[Run]):
         return pl.DataFrame(rows(self, protocols or DEFAULT_PROTOCOLS, View(**options)), infer_schema_length=None)
 
     def plot(self, kind: str, path: str | Path, over: str = "lr", **look: Any) -> Path:
-        """Draw a figure and return its path; `glocal plot --help` lists the kinds.
+        """Save a figure as PNG, PDF, SVG or PGF and return its path; `glocal plot --help` lists the kinds.
 
         `over` is the option by which the runs of an algorithm are compared. The other options, `dpi`, `width` and
         `style`, are those of `glocal.report.figure.make_figure`.
         """
-        from glocal.report.plots import draw
+        from glocal.report.figure import save_figure
+        from glocal.report.plots import drawing
 
-        return draw(self, kind, path, over=over, **look)
+        return save_figure(drawing(self, kind, over=over), path, **look)
 
     def figure(self, kind: str, over: str = "lr", **look: Any) -> Figure:
         """Return the figure that `plot` saves; notebooks show it."""

@@ -1,4 +1,4 @@
-"""What the runs of a sweep share, what is requested, and who hears of the progress."""
+"""The settings that a sweep's runs share, its requested runs, and the interface for progress reports."""
 
 from __future__ import annotations
 

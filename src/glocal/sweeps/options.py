@@ -27,7 +27,7 @@ OPTIMIZER_OPTIONS = (
     "schedule",
     "warmup",
 )
-"""What users may look for here, but the optimiser has."""
+"""Options of the optimizer that users may give to the sweep by mistake."""
 MAX_RUNS = 100_000
 
 
@@ -38,8 +38,8 @@ KEPT = ("parameters", "state")
 TRACKERS = ("tensorboard", "mlflow", "wandb", "trackio")
 
 
-NEEDS = {"time": "slurm", "partition": "slurm", "slurm": "slurm", "address": "ray"}
-"""Options that only one value of `on` has."""
+REQUIRED_ON = {"time": "slurm", "partition": "slurm", "slurm": "slurm", "address": "ray"}
+"""Options that are valid for one value of `on` only."""
 
 
 UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
@@ -132,7 +132,7 @@ class SweepOptions:
             require(value is None or self.monitor is not None, f"{name}={value!r} needs an ε: set monitor too.")
         message = "monitor and patience were given: the monitor needs every epoch of a task. Leave one of them out."
         require(self.monitor is None or self.patience is None, message)
-        for name, on in NEEDS.items():
+        for name, on in REQUIRED_ON.items():
             value = getattr(self, name)
             require(value is None or self.on == on, f"{name} = '{value}' was given; it needs on = '{on}'.")
         if self.track is not None:

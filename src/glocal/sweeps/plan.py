@@ -1,4 +1,4 @@
-"""Plans: sweeps that a store asks for, as files, so that workers on any machine can train them.
+"""Plans: sweeps stored as files, which workers on any machine can train.
 
 A plan holds the arguments of `glocal.sweep` as JSON, and the names of the runs. Code is named by its file and the hash
 of the file. A worker loads it only from a file that its own user gave it and that has this hash: nothing in a store can
@@ -22,7 +22,7 @@ from glocal.sweeps.options import KEPT, SweepOptions
 if TYPE_CHECKING:
     from glocal.sweeps.resume import Job
 
-OWN = ("store", "device", "on", "time", "gpus", "partition", "slurm", "address", "track")
+WORKER_OPTIONS = ("store", "device", "on", "time", "gpus", "partition", "slurm", "address", "track")
 """Options that a worker chooses itself."""
 
 
@@ -65,11 +65,11 @@ class Plan:
             return str(allowed[str(digest)])
 
         arguments = _with_files(self.arguments, own_file)
-        options = {k: v for k, v in arguments.pop("options").items() if k not in OWN}
+        options = {k: v for k, v in arguments.pop("options").items() if k not in WORKER_OPTIONS}
         job = prepare(**arguments, **options, store=store.path, device=device)
         changed = (
-            f"the plan '{self.path}' makes other runs here than where it was written: is the version of glocal or the "
-            "data another? Delete it, and repeat the sweep with --plan."
+            f"the plan '{self.path}' gives other runs on this machine than where it was written. Use the same version "
+            "of glocal and the same data on both machines, or delete the plan and repeat the sweep with --plan."
         )
         require(list(job.requests) == self.runs, changed)
         job.context.store = store
@@ -85,7 +85,7 @@ def write_plan(
     optimizer: Any = "sgd",
     **options: Any,
 ) -> tuple[Plan, Job]:
-    """Write what a sweep with these arguments asks for into its store; return the plan and its runs.
+    """Write a sweep with these arguments into its store as a plan; return the plan and its runs.
 
     The arguments are those of `glocal.sweep`. All must have names, which classes and functions from Python have not.
     """
@@ -118,7 +118,7 @@ def write_plan(
 
 
 def read_plans(store: Store) -> list[Plan]:
-    """Return the plans of a store, the oldest first; `verify_plans` tells of those that are damaged."""
+    """Return the plans of a store, the oldest first. Damaged plans are skipped; `verify_plans` reports them."""
     plans = []
     for path in _paths(store):
         # Another worker may remove a finished plan at this moment.
@@ -159,7 +159,7 @@ def _name(content: Any) -> str:
 def _options(options: SweepOptions) -> dict[str, Any]:
     """Return the options that are not defaults and that a worker does not choose; paths are made absolute."""
     hints = get_type_hints(SweepOptions)
-    values = {f.name: getattr(options, f.name) for f in fields(SweepOptions) if f.name not in OWN}
+    values = {f.name: getattr(options, f.name) for f in fields(SweepOptions) if f.name not in WORKER_OPTIONS}
     changed = {f.name: values[f.name] for f in fields(SweepOptions) if values.get(f.name, f.default) != f.default}
     return {k: str(files.user_path(v).absolute()) if Path in get_args(hints[k]) else v for k, v in changed.items()}
 

@@ -33,6 +33,7 @@ from torch import Tensor
 from glocal.challenges.challenge import Challenge, Task
 from glocal.challenges.split import select_classes
 from glocal.lens.forgetting import average, forgetting, measured_forgetting, recursion
+from glocal.lens.instruments import task_rows
 from glocal.lens.record import RecordedRun
 from glocal.lens.theorems import equal_split, ground_truth_of, theorem1, theorem2
 from glocal.lens.training_trace import TrainingTrace
@@ -67,12 +68,6 @@ class TheoremStudy(common.RecordedStudy):
         return [{"algorithm": a, "options": o, **(DEMO if demo else FULL)} for a, o in options.items()]
 
 
-def _task_rows(columns: dict[str, Tensor]) -> list[Row]:
-    """Return a row for every task from the second on, of columns with one value per task."""
-    count = len(next(iter(columns.values())))
-    return [{"t": t + 1} | {name: float(values[t]) for name, values in columns.items()} for t in range(1, count)]
-
-
 class Theorem1Study(TheoremStudy):
     """Both sides of the theorem and its premises."""
 
@@ -87,7 +82,8 @@ class Theorem1Study(TheoremStudy):
         sides = theorem1(run.trace, steps=item["steps"])
         premises = {"forgotten": sides.max_forgetting, "gradient_norm": sides.max_gradient}
         premises |= {"lowest": sides.min_eigenvalue, "reach": sides.max_distance_cubed}
-        return _task_rows(vars(sides) | premises | {"second_order": recursion(forgetting(run.trace)).predicted})
+        columns = vars(sides) | premises | {"second_order": recursion(forgetting(run.trace)).predicted}
+        return task_rows(columns, "t")
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """A panel for each algorithm: E(t) against the quadratic form, in runs that did not diverge."""
@@ -184,7 +180,7 @@ class Theorem2Study(TheoremStudy):
         means = ("hessian", "outer", "functional", "functional_share", "rayleigh", "relative")
         columns = {name: _mean_over_old(getattr(forms, name)) for name in means}
         columns["functional_share"] *= 100
-        return _task_rows(columns | {"length": forms.lengths, "forgetting": measured})
+        return task_rows(columns | {"length": forms.lengths, "forgetting": measured}, "t")
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """Panels over the learning rate: medians over tasks and seeds, bands over seeds."""

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from glocal.report.lens_figures import examination_table
 from glocal.report.plots import best_group
 from glocal.report.style import lighten, line_styles
 from glocal.report.summary import DEFAULT_VIEW, INTERVAL, Group, format_range, group_runs, split_groups
-from glocal.report.table import ABSENT, Cell, Column, Section, Table, format_lr, signed
+from glocal.report.table import ABSENT, Cell, Column, Section, Table, finite, format_lr, signed
 from glocal.store.conditions import as_text, is_number
 from glocal.store.run import SETTINGS, Run, Runs
 from glocal.sweeps.options import format_time
@@ -35,6 +35,7 @@ MAX_TASKS = 25
 """Of more tasks, the matrices show so many, evenly spaced, with the first and the last one."""
 MAX_POINTS = 200
 """Points of a learning curve."""
+_number = partial(finite, digits=5)
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class Examined:
 
 
 def lead(groups: Sequence[Group]) -> str:
-    """Return the size of what is shown in one line."""
+    """Return one line with the numbers of runs, algorithms, seeds, challenges and learning rates."""
     runs = [run for group in groups for run in group.runs]
     counts = {
         "run": len(runs),
@@ -163,9 +164,9 @@ def joined_groups(stores: Sequence[StoreContent]) -> list[Group]:
 
 
 def aligned_groups(stores: Sequence[StoreContent]) -> list[list[Group]]:
-    """Return the groups of each store; equal settings and equal options have their longest label in all of them.
+    """Return the groups of each store, with the same label for the same settings or options in all stores.
 
-    A store whose runs differ in a setting or an option labels its value, and another one may not.
+    Labels name settings that differ within a store, so those of one store may be longer: the longest are used.
     """
     own = ("algorithm", "optimizer", "lr", "seed", "parent")
 
@@ -303,8 +304,8 @@ def swept(runs: Sequence[Run]) -> list[str]:
 def _option(name: str, stores: Sequence[StoreContent], groups: Sequence[Group]) -> dict[str, Any]:
     """Return statistics against an option.
 
-    A series has the runs that differ in the option and in the seed alone. It is shown with all their challenges, whose
-    labels may tell the option.
+    The runs of a series differ only in the option and the seed. The series is shown with all their challenges, whose
+    labels may contain the option.
     """
     labels = {id(run): group.challenge for group in groups for run in group.runs}
     series: list[dict[str, Any]] = []
@@ -414,13 +415,8 @@ def _interval(values: Sequence[float] | np.ndarray) -> list[float | None]:
         return [_number(mean), *map(_number, metrics.confidence_interval(values.tolist()))]
 
 
-def _number(value: float | None) -> float | None:
-    """Return a number with five digits, or None if it is not finite."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.5g}")
-
-
 def _spread(count: int, limit: int) -> Iterable[int]:
-    """Return at most `limit` of so many indices, evenly spaced, with the first and the last."""
+    """Return at most `limit` of `count` indices, evenly spaced, with the first and the last."""
     return (
         range(count) if count <= limit else dict.fromkeys(np.linspace(0, count - 1, limit).round().astype(int).tolist())
     )

@@ -32,7 +32,7 @@ def write_report(stores: Sequence[StoreContent], path: str | Path, lens: Sequenc
 
 
 def render_page(stores: Sequence[StoreContent], lens: Sequence[Examined] = ()) -> str:
-    """Return the page as text. It loads nothing, and a policy in it forbids browsers to."""
+    """Return the page as text. It loads nothing, as its content security policy enforces."""
     try:
         import jinja2
         from markupsafe import Markup
