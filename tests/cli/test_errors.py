@@ -66,6 +66,14 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
         lambda p: ["sweep", "rotated-digits", "--algorithms", "er", "--sampler", "tpe"],
         ["--trials"],
     ),
+    "protocol without sampler": (
+        lambda p: ["sweep", "rotated-digits", "--algorithms", "er", "--protocol", "first-task"],
+        ["--protocol needs a sampler", "--sampler tpe"],
+    ),
+    "parallel without sampler": (
+        lambda p: ["sweep", "rotated-digits", "--algorithms", "er", "--parallel", "3"],
+        ["--parallel needs a sampler", "--sampler tpe"],
+    ),
     "trials without sampler": (
         lambda p: ["sweep", "rotated-digits", "--algorithms", "er", "--trials", "3"],
         ["--trials needs a sampler", "--sampler tpe"],

@@ -26,6 +26,9 @@ Options = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...")]
 OptionValues = dict[str, list[Any]]
 
 
+SAMPLER_OPTIONS = ("trials", "parallel", "protocol")
+
+
 @command
 class Run:
     """Train one run and show its accuracy, or its loss without classes, on every task after every task.
@@ -100,10 +103,10 @@ class Sweep(SweepFile):
     """Instead of the full grid, train what Optuna samples from the values and ranges of --lrs and --options."""
     trials: int | None = None
     """Configurations of each algorithm that a sampler proposes."""
-    parallel: int = 8
-    """Configurations that a sampler proposes at a time, and that train together."""
-    protocol: str = "all-validation"
-    """What a sampler maximises: first-task, first-k=K, per-task, all-validation or oracle-test, as `glocal choose`."""
+    parallel: int | None = None
+    """Configurations that a sampler proposes at a time, and that train together (8 if not given)."""
+    protocol: str | None = None
+    """What a sampler maximises: first-task, first-k=K, per-task, all-validation (if not given) or oracle-test."""
     plan: bool = False
     """Train nothing: write the sweep into the store, for `glocal work` on this and other machines."""
     training: TrainingOptions = field(default_factory=TrainingOptions)
@@ -132,7 +135,9 @@ class Sweep(SweepFile):
         if self.sampler is not None:
             self.sample()
             return
-        require(self.trials is None, "--trials needs a sampler: add --sampler tpe or --sampler random.")
+        for name in SAMPLER_OPTIONS:
+            given = getattr(self, name) is not None
+            require(not given, f"--{name} needs a sampler: add --sampler tpe or --sampler random.")
         if not self.plan:
             runs = self.train()
             if self.training.on != "slurm":
@@ -168,14 +173,15 @@ class Sweep(SweepFile):
         from glocal.report import choices
         from glocal.report.progress import Bars
         from glocal.selection import ORACLE
-        from glocal.sweeps.sample import sample
+        from glocal.sweeps.sample import PROTOCOL, sample
 
         missing = "a sampler needs --trials, the number of configurations of each algorithm, and no --plan."
         if self.trials is None or self.plan or self.sampler is None:
             raise GlocalError(missing)
-        settings: dict[str, Any] = {"trials": self.trials, "sampler": self.sampler, "parallel": self.parallel}
-        runs = sample(**self.arguments(), **settings, protocol=self.protocol, progress=Bars())
-        print_rendered(choices.render(runs, "rich", (self.protocol, ORACLE)))
+        settings = {name: getattr(self, name) for name in SAMPLER_OPTIONS}
+        settings = {name: value for name, value in settings.items() if value is not None}
+        runs = sample(**self.arguments(), **settings, sampler=self.sampler, progress=Bars())
+        print_rendered(choices.render(runs, "rich", (self.protocol or PROTOCOL, ORACLE)))
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of `glocal.sweep`. With a sampler, every option has a list of its values."""

@@ -25,6 +25,8 @@ from glocal.sweeps.sweep import check_options, pairs, prepare_configurations
 
 Spec: TypeAlias = tuple[Any, Mapping[str, Any] | None]
 Configuration: TypeAlias = tuple[Spec, Spec, float]  # algorithm and optimiser with options, learning rate
+PROTOCOL = "all-validation"
+"""What a sampler maximises by default."""
 DIGITS = 3
 """Significant digits of sampled numbers, so that names of runs can be read."""
 
@@ -38,7 +40,7 @@ def sample(
     trials: int,
     sampler: Literal["tpe", "random"] = "tpe",
     parallel: int = 8,
-    protocol: str = "all-validation",
+    protocol: str = PROTOCOL,
     optimizer: Any = "sgd",
     progress: ProgressReporter | None = None,
     **options: Any,
