@@ -99,9 +99,10 @@ class Optimizer:
         raise NotImplementedError
 
     def structure(self) -> tuple[Any, ...]:
-        """Return what runs of a cohort share: its kind, and options that are neither scalars nor of the schedule."""
-        excluded_names = {*SCHEDULE, *hyperparameters.scalars(self)}
-        return self.name, *(getattr(self, field.name) for field in fields(self) if field.name not in excluded_names)
+        """Return what runs of a cohort share: the class, and options that are neither scalars nor of the schedule."""
+        kind, excluded = type(self), {*SCHEDULE, *hyperparameters.scalars(self)}
+        options = (getattr(self, field.name) for field in fields(self) if field.name not in excluded)
+        return kind.__module__, kind.__qualname__, *options
 
     @property
     def scheduled(self) -> bool:

@@ -74,7 +74,7 @@ def test_other_batchnorm_is_refused_instead_of_left_in_evaluation_mode() -> None
     model = Model(network, losses.get("cross-entropy")).bind(dict(network.named_buffers()))
     data = Batch(torch.randn(5, 8), torch.arange(5) % 3, torch.tensor(0), torch.tensor(5))
     with pytest.raises(GlocalError, match=r"statistics=published is for nn\.BatchNorm2d; the network has BatchNorm1d"):
-        task_fisher(model, params, data, "published", "published")
+        EWC(statistics="published").init(model, params, data)
     assert task_fisher(model, params, data, "published", "kept").keys() == params.keys()
 
 

@@ -68,6 +68,50 @@ class Predicts(Writes):
 
 
 @dataclass(frozen=True)
+class ObservesInPlace(Writes):
+    name = "observes"
+
+    def objective(self, model: Any, params: Any, memory: Any, batch: Any) -> Any:
+        return model.loss(params, batch.x, batch.y) * (1 + memory["n"])
+
+    def observe(self, memory: Any, step: Any) -> Any:
+        memory["n"] = memory["n"] + 1
+        return memory
+
+
+@dataclass(frozen=True)
+class ConsolidatesInPlace(Predicts):
+    name = "consolidates"
+
+    def predict(self, model: Any, params: Any, memory: Any, x: Any, task: int) -> Any:
+        return model.outputs(params, x)
+
+    def consolidate(self, model: Any, params: Any, memory: Any, data: Any) -> Any:
+        memory["n"] = memory["n"] + 1
+        return memory
+
+
+@dataclass(frozen=True)
+class DirectsInPlace(SGD):
+    name = "directs"
+
+    def direction(self, model: Any, grads: Any, params: Any, memory: Any, batch: Any) -> Any:
+        for k in grads:
+            grads[k] = grads[k] * 0
+        return grads
+
+
+@dataclass(frozen=True)
+class BeforeInPlace(SGD):
+    name = "before"
+
+    def before_epoch(self, model: Any, params: Any, memory: Any, epoch: int, epochs: int) -> Any:
+        for k in params:
+            params[k] = params[k] * 0
+        return params, memory
+
+
+@dataclass(frozen=True)
 class Keeps(SGD):
     """A float field makes the object that a run's methods are called on."""
 
@@ -198,6 +242,13 @@ class OtherProtocol(Algorithm):
         (Global, "global gives different losses for the same step: it keeps state outside of its memory"),
         (Writes, "writes.objective writes n into the memory"),
         (Predicts, "predicts.predict writes seen into the memory"),
+        (
+            ObservesInPlace,
+            r"observes.observe writes n into the memory .*: return a new dict, such as \{\*\*memory, 'n'",
+        ),
+        (ConsolidatesInPlace, "consolidates.consolidate writes n into the memory"),
+        (DirectsInPlace, r"directs.direction writes .* into the grads .*: return a new dict"),
+        (BeforeInPlace, r"before.before_epoch writes .* into the params .*: return a new dict"),
         (Keeps, "keeps.consolidate sets self.star"),
         (Undecorated, "undecorated.consolidate sets self.star"),
         (Swapped, r"swapped.direction takes \(model, params, grads"),

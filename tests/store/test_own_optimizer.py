@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 import textwrap
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import glocal
 from glocal.cli.main import main
@@ -126,14 +128,19 @@ def test_plans_and_commands_name_the_file(mine: Path, tmp_path: Path) -> None:
 
 
 BROKEN = {
-    "reads an attribute": ('hyper["beta"]', "self.beta", {}, "HeavyBall does not read beta from `hyper`"),
+    "reads an attribute": (
+        'hyper["beta"]',
+        "self.beta",
+        {},
+        "HeavyBall reads beta from self: in init and update write",
+    ),
     "ignores weight decay": (
         "add_weight_decay(clip_gradients(grads, hyper), params, hyper)",
         "grads",
         {"weight_decay": 0.1},
-        "does not read weight_decay",
+        "does not use weight_decay",
     ),
-    "ignores clipping": ("clip_gradients(grads, hyper)", "grads", {"clip": 0.1}, "does not read clip"),
+    "ignores clipping": ("clip_gradients(grads, hyper)", "grads", {"clip": 0.1}, "does not use clip"),
     "loses state": ("state | velocity", "velocity", {}, "also for parameters without a gradient"),
     "returns one tensor": ("return velocity,", "return [*velocity.values()],", {}, "one direction for every gradient"),
     "returns no state": (
@@ -194,9 +201,17 @@ class Decays(Optimizer):
         return {k: g + 0.1 * params[k] for k, g in grads.items()}, state
 
 
+class Centralised(Optimizer):
+    """It moves a weight whose gradient is 0 where others have gradients."""
+
+    def update(self, grads: Any, state: Any, params: Any, hyper: Any) -> Any:
+        return {k: g - g.mean() for k, g in grads.items()}, state
+
+
 @pytest.mark.parametrize(
     ("algorithm", "optimizer", "message"),
     [
+        ("packnet", Centralised, "with Centralised they would move"),
         ("hat", Signs, "hat scales gradients, which Signs undoes"),
         ("packnet", Decays, "packnet freezes weights by gradients of 0; with Decays they would move"),
     ],
@@ -215,3 +230,109 @@ def test_promises_of_algorithms_are_checked(algorithm: str, optimizer: Any, mess
         )
     runs = glocal.sweep("split-digits", ["er"], [0.01], [1], optimizer=optimizer, store=tmp_path / "runs", **QUICK)
     assert runs[0].algorithm == f"er · {optimizer.__name__}"
+
+
+@pytest.mark.parametrize("seeds", [[1], [1, 2]])
+def test_two_optimisers_of_one_file_are_two(seeds: list[int], tmp_path: Path) -> None:
+    path = tmp_path / "two.py"
+    path.write_text(
+        "from glocal.optimizers import Optimizer\n"
+        "class A(Optimizer):\n"
+        "    def update(self, grads, state, params, hyper): return dict(grads), state\n"
+        "class B(Optimizer):\n"
+        "    def update(self, grads, state, params, hyper): return {k: 3 * g for k, g in grads.items()}, state\n"
+    )
+    where: dict[str, Any] = {"store": tmp_path / "runs", **QUICK}
+    both = glocal.sweep("split-digits", ["sgd"], [0.01], seeds, optimizer=[f"{path}:A", f"{path}:B"], **where)
+    one, three = (glocal.sweep("split-digits", ["sgd"], [lr], seeds, **where) for lr in (0.01, 0.03))
+    same_accuracies(both[: len(seeds)], one)
+    same_accuracies(both[len(seeds) :], three)
+
+
+class Previous(Optimizer):
+    """d = g + (θ_{k−1} − θ_k), with θ itself as its state."""
+
+    def init(self, params: Any, hyper: Any) -> Any:
+        return {"last": params, "flag": torch.tensor(0.0), "constant": torch.zeros(3)}
+
+    def update(self, grads: Any, state: Any, params: Any, hyper: Any) -> Any:
+        descent = {k: g + (state["last"][k] - params[k]) for k, g in grads.items()}
+        return descent, {"last": params, "flag": torch.tensor(1.0), "constant": torch.ones(3)}
+
+
+class PreviousCloned(Previous):
+    def update(self, grads: Any, state: Any, params: Any, hyper: Any) -> Any:
+        descent, state = super().update(grads, state, params, hyper)
+        return descent, {k: v if k != "last" else {n: p.clone() for n, p in v.items()} for k, v in state.items()}
+
+
+@pytest.mark.parametrize("seeds", [[1], [1, 2]])
+def test_a_state_may_hold_the_parameters_and_constants(seeds: list[int], tmp_path: Path) -> None:
+    kept, cloned, plain = (
+        glocal.sweep("split-digits", ["sgd"], [0.01], seeds, optimizer=kind, store=tmp_path, **QUICK)
+        for kind in (Previous, PreviousCloned, SGD)
+    )
+    same_accuracies(kept, cloned)
+    assert (kept[0].arrays["update_norm"] != plain[0].arrays["update_norm"]).all()
+
+
+@dataclass(frozen=True)
+class Optional(Optimizer):
+    """It reads what may be absent, and a number of its own in one mode only."""
+
+    beta: float = 0.5
+    adaptive: bool = False
+
+    def update(self, grads: Any, state: Any, params: Any, hyper: Any) -> Any:
+        decay, beta = hyper.get("weight_decay", 0.0), hyper["beta"] if self.adaptive else 1.0
+        return {k: beta * g + decay * params[k] for k, g in grads.items()}, state
+
+
+def test_scalars_may_be_read_in_any_way(tmp_path: Path) -> None:
+    own, known = (
+        glocal.sweep("split-digits", ["sgd"], [0.01], [1, 2], optimizer=o, store=tmp_path / "runs", **QUICK)
+        for o in (Optional(weight_decay=0.1), SGD(weight_decay=0.1))
+    )
+    same_accuracies(own, known)
+
+
+class NoUpdate(Optimizer): ...
+
+
+class Counts(Optimizer):
+    def init(self, params: Any, hyper: Any) -> Any:
+        return {"t": torch.tensor(0)}
+
+    def update(self, grads: Any, state: Any, params: Any, hyper: Any) -> Any:
+        return grads, {"t": state["t"] + 0.3}
+
+
+class EmptyPart(Counts):
+    def init(self, params: Any, hyper: Any) -> Any:
+        return {"inner": {}, "t": torch.tensor(0.0)}
+
+
+class Numbers(Counts):
+    def init(self, params: Any, hyper: Any) -> Any:
+        return {"t": 0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (NoUpdate, r"NoUpdate has no update\(self, grads, state, params, hyper\)"),
+        (Counts, r"must return a state like that of init.*int64.*float32"),
+        (EmptyPart, "'inner' in the state from EmptyPart.init is an empty dict"),
+        (Numbers, "'t' in the state from Numbers.init is of the type int"),
+    ],
+)
+def test_states_that_cannot_be_kept_are_refused(kind: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(glocal.GlocalError, match=message):
+        glocal.sweep("split-digits", ["er"], [0.01], [1], optimizer=kind, store=tmp_path, **QUICK)
+
+
+def test_a_run_of_plain_sgd_is_not_retraced_with_another_optimiser(mine: Path, tmp_path: Path) -> None:
+    (run,) = glocal.sweep("split-digits", ["er"], [0.01], [1], store=tmp_path / "runs", **QUICK)
+    assert run.path is not None
+    with pytest.raises(glocal.GlocalError, match="trained with plain SGD: leave the optimizer out"):
+        open_run(run.path, optimizer=f"{mine}:HeavyBall")

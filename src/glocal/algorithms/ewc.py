@@ -63,11 +63,7 @@ def task_fisher(model: Model, params: Params, data: Batch, variant: Fisher, stat
     """
     per_image = statistics == "published" and model.has_batchnorm
     if per_image:
-        norms = {type(part) for part in model.module.modules() if isinstance(part, _BatchNorm)}
-        others = ", ".join(kind.__name__ for kind in norms if not issubclass(kind, nn.BatchNorm2d))
-        require(
-            not others, f"statistics=published is for nn.BatchNorm2d; the network has {others}: use statistics=kept."
-        )
+        _require_batchnorm2d(model)
     evaluated, cotangents = model.eval_mode(), partial(_cotangents, variant, model.criterion)
     module = per_image_batchnorm(evaluated.module) if per_image else evaluated.module
     x, y = model.prepare(data.stored) if per_image else data.x, data.y
@@ -77,6 +73,13 @@ def task_fisher(model: Model, params: Params, data: Batch, variant: Fisher, stat
     risk = Risk(module, params, evaluated.buffers, x, y, model.criterion)
     size = chunk_size(next(risk.chunks(1)), cotangents, max_chunk_size(y.device))
     return risk.mean_over_chunks(size, lambda part: diagonal(replace(part, chunk_size=size), cotangents))
+
+
+def _require_batchnorm2d(model: Model) -> None:
+    """Raise an error if the network has a BatchNorm that cannot compute with one image at a time."""
+    norms = {type(part) for part in model.module.modules() if isinstance(part, _BatchNorm)}
+    others = ", ".join(kind.__name__ for kind in norms if not issubclass(kind, nn.BatchNorm2d))
+    require(not others, f"statistics=published is for nn.BatchNorm2d; the network has {others}: use statistics=kept.")
 
 
 def _cotangents(variant: Fisher, loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
@@ -123,6 +126,8 @@ class EWC(Algorithm):
     """BatchNorm statistics after a task: kept, or published (overwritten by training-mode passes per image)."""
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
+        if self.statistics == "published":
+            _require_batchnorm2d(model)
         zeros = {k: torch.zeros_like(p) for k, p in params.items()}
         memory: Memory = {
             "anchor": {k: p.clone() for k, p in params.items()},

@@ -165,7 +165,7 @@ def _check_task(
             untrained = sorted({*y.unique().tolist()} - {*splits["train"].y.unique().tolist()})
             if untrained:
                 warnings.warn(
-                    f"{name} has {len(untrained)} classes that the task is not trained on, {untrained[:5]}: is it the "
+                    f"{name} has labels that the task is not trained on, such as {untrained[:5]}: is it the "
                     "data of another task? After every task, all earlier ones are tested on their own data.",
                     stacklevel=4,
                 )

@@ -146,7 +146,7 @@ def _find_affine_layers(module: nn.Module, zeros: Tensor) -> dict[str, AffineLay
 def _is_affine(layer: Layer) -> bool:
     """Whether the layer computes W a + b: it has no forward hooks, and no forward method of a user's."""
     methods = [getattr(layer, name) for name in ("forward", "_conv_forward") if hasattr(layer, name)]
-    own = any(method.__module__.partition(".")[0] not in ("torch", "glocal") for method in methods)
+    own = any((method.__module__ or "").partition(".")[0] not in ("torch", "glocal") for method in methods)
     return not own and not layer._forward_hooks
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -18,6 +17,7 @@ from glocal.engine.loader import Loader
 from glocal.engine.memory_budget import is_out_of_memory
 from glocal.engine.network_check import TOLERANCE, NetworkCheck
 from glocal.engine.state import State
+from glocal.engine.step import ImpureError
 from glocal.errors import GlocalError, first_line, require
 from glocal.rng import seeded_only
 
@@ -168,8 +168,12 @@ def check_steps(cohort: Cohort, loader: Loader) -> None:
                 lambda: executor.consolidate(state, loader, limit=8),
                 lambda: executor.predict(state, slice(0, 1), loader.x[None, :2], 0),
             ):
-                with suppress(Exception):  # eight examples may be too few
+                try:
                     method()
+                except ImpureError:
+                    raise
+                except Exception:  # eight examples may be too few
+                    continue
         second = executor.epoch(copies[1], short_loader, 0, lambda steps: None)
         return first, second
 

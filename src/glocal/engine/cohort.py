@@ -182,7 +182,8 @@ class Cohort:
         if is_built_in(self.optimizer):
             return self.optimizer.init(params, hyper)
         runs = range(len(self))
-        return tree.stack([self.optimizer.init(tree.select(params, i), tree.select(hyper, i)) for i in runs])
+        states = [self.optimizer.init(tree.select(params, i), tree.select(hyper, i)) for i in runs]
+        return tree.map_tree(lambda leaf: leaf.to(self.device), tree.stack(states))
 
     @cached_property
     def groups(self) -> list[slice]:

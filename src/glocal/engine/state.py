@@ -44,17 +44,18 @@ class State:
         return State.from_tree(tree.select(self.as_tree(), runs), self.clock)
 
 
-def check_memory(memory: Any, method: str) -> None:
+def check_memory(memory: Any, method: str, kind: str = "memory") -> None:
     """Raise unless the memory that a method returned consists of tensors and nested dicts of them, as files do."""
     if not isinstance(memory, Mapping):
         raise GlocalError(f"{method} must return a dict of tensors; it returned {type(memory).__name__}.")
     for key, leaf in memory.items():
         if isinstance(leaf, Mapping) and leaf:
-            check_memory(leaf, method)
+            check_memory(leaf, method, kind)
         elif isinstance(leaf, Mapping):
-            raise GlocalError(f"'{key}' in the memory from {method} is an empty dict, which is not kept: leave it out.")
+            raise GlocalError(f"'{key}' in the {kind} from {method} is an empty dict, which is not kept: leave it out.")
         elif not isinstance(leaf, Tensor):
-            kind = f"'{key}' in the memory from {method} is of the type {type(leaf).__name__}"
-            raise GlocalError(f"{kind}: keep tensors, such as torch.tensor(0.0), and dicts of tensors.")
+            place = f"'{key}' in the {kind} from {method}"
+            allowed = "keep tensors, such as torch.tensor(0.0), and dicts of tensors"
+            raise GlocalError(f"{place} is of the type {type(leaf).__name__}: {allowed}.")
         elif "/" in key:
-            raise GlocalError(f"'{key}' in the memory from {method} has a '/' in its name: use another name.")
+            raise GlocalError(f"'{key}' in the {kind} from {method} has a '/' in its name: use another name.")

@@ -57,8 +57,12 @@ def step(program: Program, state: State, hyper: Hyper, batch: Batch, map: Map) -
         projection = map(program.direction, in_dims=(0, 0, 0, 0, 0, BATCH_DIMS))
         direction, buffers = projection(grads, params, buffers, memory, hyper, batch)
         unchanged = direction == UNCHANGED
-        update = program.optimizer.update if is_built_in(program.optimizer) else map(program.optimizer.update)
-        descent, state.optimizer = update(used if unchanged else direction, state.optimizer, params, hyper["optimizer"])
+        own = not is_built_in(program.optimizer)
+        update = map(program.optimizer.update) if own else program.optimizer.update
+        followed = used if unchanged else direction
+        descent, state.optimizer = update(followed, state.optimizer, params, hyper["optimizer"])
+        if own:  # it may keep θ or the gradients themselves
+            state.optimizer = unshare(state.optimizer, [*params.values(), *followed.values()])
         apply_update(params, descent, hyper["lr"])
         aux = tree.map_tree(torch.detach, aux)
         result = Step(batch, grads, grads if unchanged else direction, params, aux, descent, hyper["lr"])
@@ -100,7 +104,7 @@ class Program:
         self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, epoch: int, epochs: int
     ) -> tuple[Any, Any]:
         model = self.model.bind(buffers)
-        with self._algorithm_of(hyper, "before_epoch") as algorithm:
+        with self._algorithm_of(hyper, "before_epoch", params=params, memory=memory) as algorithm:
             result = algorithm.before_epoch(model, params, memory, epoch, epochs)
         method = f"{algorithm.name}.before_epoch"
         pair = isinstance(result, tuple) and len(result) == 2
@@ -117,7 +121,7 @@ class Program:
         self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, batch: Batch
     ) -> tuple[Tensor, Params, Memory]:
         model = self.model.bind(buffers, key=batch.key, purpose="objective", statistics="first pass", memory=memory)
-        with self._algorithm_of(hyper, "objective", memory) as algorithm:
+        with self._algorithm_of(hyper, "objective", params=params, memory=memory) as algorithm:
             value = algorithm.objective(model, params, memory, batch)
         loss, *aux = value if isinstance(value, tuple) else (value,)
         method = f"{self.algorithm.name}.objective"
@@ -131,14 +135,14 @@ class Program:
         self, grads: Params, params: Params, buffers: Params, memory: Memory, hyper: Hyper, batch: Batch
     ) -> tuple[Any, Params]:
         model = self.model.bind(buffers, key=batch.key, purpose="direction", statistics="kept")
-        with self._algorithm_of(hyper, "direction", memory) as algorithm:
+        with self._algorithm_of(hyper, "direction", grads=grads, params=params, memory=memory) as algorithm:
             new = algorithm.direction(model, grads, params, memory, batch)
         if new is not grads:
             check_params(f"{self.algorithm.name}.direction", new, grads)
         return changed(new, grads), model.buffers
 
     def observe(self, memory: Memory, hyper: Hyper, step: Step) -> Any:
-        with self._algorithm_of(hyper, "observe") as algorithm:
+        with self._algorithm_of(hyper, "observe", memory=memory) as algorithm:
             new = algorithm.observe(memory, step)
         self._check_memory("observe", new, memory)
         check_shapes(f"{self.algorithm.name}.observe", new, memory)
@@ -149,14 +153,14 @@ class Program:
     ) -> tuple[Any, Params]:
         model = self.model.bind(buffers, key=random["key"], statistics="kept")
         data = data._replace(**random).with_inputs(model.transform.normalize(data.x))
-        with self._algorithm_of(hyper, "consolidate") as algorithm:
+        with self._algorithm_of(hyper, "consolidate", params=params, memory=memory) as algorithm:
             new = algorithm.consolidate(model, params, memory, data)
         self._check_memory("consolidate", new, memory)
         return new, model.buffers
 
     def predict(self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, x: Tensor, task: int) -> Tensor:
         model = self.model.bind(buffers, training=False)
-        with self._algorithm_of(hyper, "predict", memory) as algorithm:
+        with self._algorithm_of(hyper, "predict", params=params, memory=memory) as algorithm:
             return algorithm.predict(model, params, memory, model.prepare(x), task)
 
     def _check_memory(self, method: str, new: Any, old: Memory) -> None:
@@ -164,17 +168,17 @@ class Program:
             check_memory(new, f"{self.algorithm.name}.{method}")
 
     @contextmanager
-    def _algorithm_of(self, hyper: Hyper, method: str, memory: Memory | None = None) -> Iterator[Algorithm]:
+    def _algorithm_of(self, hyper: Hyper, method: str, **given: Tree) -> Iterator[Algorithm]:
         """Yield the algorithm with this run's hyperparameters, now tensors, in its float fields, to call a method.
 
-        Raise an error if the method keeps something on the object, which would be lost, or replaces entries of a
-        memory that it does not return, which would be kept or lost depending on the executor.
+        Raise an error if the method keeps something on the object, which would be lost, or replaces entries of a dict
+        that it is given, which would be kept or lost depending on the executor.
         """
         bound = self.algorithm
         if hyper["algorithm"]:
             bound = object.__new__(type(bound))  # `copy` would write into the class, whose content names its runs
             bound.__dict__.update(self.algorithm.__dict__ | hyper["algorithm"])
-        attributes, entries = dict(vars(bound)), {} if memory is None else tree.flatten(memory)
+        attributes, entries = dict(vars(bound)), {name: tree.flatten(part) for name, part in given.items()}
         name = f"{bound.name}.{method}"
         try:
             yield bound
@@ -182,17 +186,30 @@ class Program:
             if "does not require grad" not in str(error) or torch.is_grad_enabled():
                 raise
             remedy = "use model.grad(params, x, y) or torch.func.grad, or compute within torch.enable_grad()"
-            raise GlocalError(f"{name} is called without autograd: {remedy}.") from error
+            raise ImpureError(f"{name} is called without autograd: {remedy}.") from error
         cached = {k for k in vars(bound) if isinstance(getattr(type(bound), k, None), cached_property)}
         written = [k for k, v in vars(bound).items() if k not in cached and v is not attributes.get(k, bound)]
-        require(not written, f"{name} sets self.{', self.'.join(written)}, which is lost: keep it in the memory.")
-        if memory is not None:
-            now = tree.flatten(memory)
-            replaced = [k for k in now | entries if now.get(k) is not entries.get(k)]
-            remedy = "return aux from objective, and a new memory from observe or consolidate"
-            require(
-                not replaced, f"{name} writes {', '.join(replaced)} into the memory, which it only reads: {remedy}."
-            )
+        if written:
+            raise ImpureError(f"{name} sets self.{', self.'.join(written)}, which is lost: keep it in the memory.")
+        for part, before in entries.items():
+            now = tree.flatten(given[part])
+            replaced = [k for k in now | before if now.get(k) is not before.get(k)]
+            if replaced:
+                copied = f"return a new dict, such as {{**{part}, '{replaced[0]}': ...}}"
+                remedy = copied if method in RETURNS.get(part, ()) else "return aux from objective, and use observe"
+                raise ImpureError(f"{name} writes {', '.join(replaced)} into the {part} that it was given: {remedy}.")
+
+
+class ImpureError(GlocalError):
+    """A method of an algorithm that keeps something elsewhere than in what it returns."""
+
+
+RETURNS = {
+    "memory": ("before_epoch", "observe", "consolidate"),
+    "params": ("before_epoch",),
+    "grads": ("direction",),
+}
+"""The methods that return each of these."""
 
 
 def check_params(what: str, new: Any, old: Params) -> None:

@@ -291,6 +291,8 @@ def open_run(
     stepped = resolve.Resolved(PLAIN_SGD, config.get("optimizer", {}))
     if "algorithm" not in missing:
         trained = resolve.algorithm(_part("algorithm", algorithm, config), options)
+    plain = "the run was trained with plain SGD: leave the optimizer out."
+    require(optimizer is None or "optimizer" in config, plain)
     if "optimizer" in config and "optimizer" not in missing:
         settings = asdict(optimizer) if isinstance(optimizer, Optimizer) else config["optimizer"]["options"]
         stepped = resolve.optimizer(_part("optimizer", optimizer, config), settings)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,14 +12,16 @@ import torch
 from torch import Tensor
 
 from glocal import tree
+from glocal.engine.state import check_memory
 from glocal.errors import GlocalError, first_line, require
-from glocal.optimizers import Optimizer, step_scalars
+from glocal.optimizers import Adam, Optimizer, is_built_in, step_scalars
 from glocal.tree import Params, Tree
 
 PARAMS: Params = {"weight": torch.tensor([[0.5, -1.0], [2.0, 0.25]]), "bias": torch.tensor([1.0, -0.5])}
 GRADS: Params = {"weight": torch.tensor([[1.0, -2.0], [0.5, 3.0]]), "bias": torch.tensor([-1.0, 4.0])}
+PARTLY_FROZEN: Params = {"weight": torch.tensor([[1.0, -2.0], [0.0, 0.0]]), "bias": torch.tensor([0.0, 4.0])}
 SCALE = 8.0
-"""A factor of the gradients, large enough that what Adam adds to a denominator does not count."""
+"""A factor of the gradients, large enough that what is added to a denominator does not count."""
 
 
 class _Recorded(dict[str, Tensor]):
@@ -30,63 +35,90 @@ class _Recorded(dict[str, Tensor]):
         self.read.add(name)
         return super().__getitem__(name)
 
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        return super().get(name, default)
+
 
 def rehearse_optimizer(optimizer: Optimizer) -> None:
     """Raise an error if a user's optimiser does not do what the engine expects of its methods.
 
-    It must read every scalar in `hyper`: as an attribute, a scalar would be that of one run for a whole cohort, and
-    weight decay or clipping that is set but not read would have no effect.
+    As an attribute, a scalar would be that of one run for a whole cohort; weight decay and clipping that are set but
+    not read would have no effect.
     """
     name, hyper = type(optimizer).__name__, _Recorded(_scalars(optimizer))
+    require(type(optimizer).update is not Optimizer.update, f"{name} has no update(self, grads, state, params, hyper).")
+    without_bias = {k: g for k, g in GRADS.items() if k != "bias"}
     params, grads = _copy(PARAMS), _copy(GRADS)
     try:
         state = optimizer.init(_copy(PARAMS), hyper)
+        check_memory(state, f"{name}.init", "state")
         descent, new = optimizer.update(grads, _copy(state), params, hyper)
-        without_bias = {k: g for k, g in GRADS.items() if k != "bias"}
         partial, partial_state = optimizer.update(_copy(without_bias), _copy(state), _copy(PARAMS), hyper)
     except GlocalError:
         raise
     except Exception as error:
         raise GlocalError(f"{name} fails on a small problem: {type(error).__name__}: {first_line(error)}") from error
-    for method, result, expected in (("update", descent, GRADS), ("update", partial, without_bias)):
+    for result, expected in ((descent, GRADS), (partial, without_bias)):
         require(
-            _shapes(result) == _shapes(expected),
-            f"{name}.{method} must return one direction for every gradient, in its shape: "
-            f"{_shapes(expected)}; it returned {_shapes(result)}.",
+            _kinds(result) == _kinds(expected),
+            f"{name}.update must return one direction for every gradient, like it: "
+            f"{_kinds(expected)}; it returned {_kinds(result)}.",
         )
     for result in (new, partial_state):
         require(
-            _shapes(result) == _shapes(state),
+            _kinds(result) == _kinds(state),
             f"{name}.update must return a state like that of init, also for parameters without a gradient: "
-            f"{_shapes(state)}; it returned {_shapes(result)}. Write: state | {{...}}.",
+            f"{_kinds(state)}; it returned {_kinds(result)}. Write: state | {{...}}.",
         )
     for what, now, before in (("parameters", params, PARAMS), ("gradients", grads, GRADS)):
         same = all(now[k].equal(before[k]) for k in before)
         require(same, f"{name}.update changes the {what} in place: compute new tensors and return the direction.")
-    unread = ", ".join(k for k in hyper if k not in hyper.read)
-    require(
-        not unread,
-        f"{name} does not read {unread} from `hyper`. In init and update write hyper['NAME'] instead of self.NAME, for "
-        "the runs of a cohort may differ in it; `clip_gradients` and `add_weight_decay` of glocal.optimizers read "
-        "clip and weight_decay.",
-    )
+    for option in ("clip", "weight_decay"):
+        used = option not in hyper or option in hyper.read
+        require(
+            used, f"{name} does not use {option}: call `clip_gradients` and `add_weight_decay` of glocal.optimizers."
+        )
+    read = ", ".join(option for option in hyper if _reads_attribute(optimizer, option, (descent, new)))
+    hint = "in init and update write hyper['NAME'], for the runs of a cohort may differ in it"
+    require(not read, f"{name} reads {read} from self: {hint}.")
+
+
+def _reads_attribute(optimizer: Optimizer, option: str, expected: tuple[Params, Tree]) -> bool:
+    """Return whether a first step changes if the attribute, but not the scalar in `hyper`, is not a number."""
+    changed = copy.copy(optimizer)
+    object.__setattr__(changed, option, math.nan)
+    hyper = _scalars(optimizer)
+    try:
+        result = changed.update(_copy(GRADS), changed.init(_copy(PARAMS), hyper), _copy(PARAMS), hyper)
+    except Exception:
+        return True
+    leaves = [[*tree.flatten(part).values()] for part in (*expected, *result)]
+    pairs = zip([*leaves[0], *leaves[1]], [*leaves[2], *leaves[3]], strict=True)
+    return not all(torch.allclose(a, b, equal_nan=True) for a, b in pairs)
 
 
 def depends_on_scale(optimizer: Optimizer) -> bool:
-    """Return whether larger gradients give a larger first step."""
-    plain, scaled = _first_step(optimizer, GRADS), _first_step(optimizer, {k: SCALE * g for k, g in GRADS.items()})
-    return not all(torch.allclose(plain[k], scaled[k], rtol=1e-3) for k in plain)
+    """Return whether larger gradients give larger steps."""
+    if is_built_in(optimizer) or isinstance(optimizer, Adam):
+        return not isinstance(optimizer, Adam)
+    plain, scaled = _second_step(optimizer, GRADS), _second_step(optimizer, {k: SCALE * g for k, g in GRADS.items()})
+    moves = any(d.any() for d in plain.values())
+    return not moves or not all(torch.allclose(plain[k], scaled[k], rtol=1e-3) for k in plain)
 
 
 def keeps_frozen_weights(optimizer: Optimizer) -> bool:
-    """Return whether parameters whose gradient is 0 stay as they are in a first step."""
-    return not any(d.any() for d in _first_step(optimizer, {k: 0 * g for k, g in GRADS.items()}).values())
+    """Return whether weights whose gradient is 0 stay as they are, whatever the gradients of others are."""
+    steps = _second_step(optimizer, PARTLY_FROZEN)
+    return not any(steps[k][g == 0].any() for k, g in PARTLY_FROZEN.items())
 
 
-def _first_step(optimizer: Optimizer, grads: Params) -> Params:
-    optimizer = replace(optimizer, clip=0.0)
+def _second_step(optimizer: Optimizer, grads: Params) -> Params:
+    """Return the direction of a second step with the same gradients, without clipping and weight decay."""
+    optimizer = replace(optimizer, clip=0.0, weight_decay=0.0)
     hyper = _scalars(optimizer)
-    return optimizer.update(_copy(grads), optimizer.init(_copy(PARAMS), hyper), _copy(PARAMS), hyper)[0]
+    _, state = optimizer.update(_copy(grads), optimizer.init(_copy(PARAMS), hyper), _copy(PARAMS), hyper)
+    return optimizer.update(_copy(grads), state, _copy(PARAMS), hyper)[0]
 
 
 def _scalars(optimizer: Optimizer) -> Params:
@@ -97,8 +129,10 @@ def _copy(parts: Tree) -> Any:
     return tree.map_tree(torch.clone, parts)
 
 
-def _shapes(parts: Any) -> Any:
-    """Return the shapes of a tree of tensors, or the type of what is none."""
-    if isinstance(parts, dict):
-        return {k: _shapes(v) for k, v in parts.items()}
-    return list(parts.shape) if isinstance(parts, Tensor) else type(parts).__name__
+def _kinds(parts: Any) -> Any:
+    """Return the shapes and types of a tree of tensors, or the type of what is none."""
+    if isinstance(parts, Mapping):
+        return {k: _kinds(v) for k, v in parts.items()}
+    if isinstance(parts, Tensor):
+        return f"{tuple(parts.shape)} {str(parts.dtype).removeprefix('torch.')}"
+    return type(parts).__name__
