@@ -35,15 +35,16 @@ def network() -> nn.Module:
 @pytest.mark.parametrize(
     ("cotangents", "numbers"), [(mean_output, 36 + 32 + 1 * (32 + 3)), (every_output, 36 + 32 + 3 * (32 + 3))]
 )
-def test_as_many_as_there_is_room_for(cotangents: Cotangents, numbers: int) -> None:
+def test_as_many_as_there_is_room_for(cotangents: Cotangents, numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     module = network()
     risk = risk_of(module, torch.randn(5, 1, 6, 6, dtype=torch.float64))
     for within, expected in ((0, 1), (8 * numbers, 1), (16 * numbers - 1, 1), (16 * numbers, 2), (8 * numbers * 90, 9)):
-        assert chunk_size(risk, cotangents, limit=9, max_bytes=within) == expected
+        monkeypatch.setattr(layers, "MAX_ACTIVATION_BYTES", within)
+        assert chunk_size(risk, cotangents, limit=9) == expected
     assert not module[0]._forward_hooks  # type: ignore[index]
 
 
-def test_a_call_by_keyword_is_counted_too() -> None:
+def test_a_call_by_keyword_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
     class Named(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -53,7 +54,8 @@ def test_a_call_by_keyword_is_counted_too() -> None:
             return self.layer(input=x)
 
     module = Named()
-    assert chunk_size(risk_of(module, torch.ones(3, 4)), mean_output, limit=100, max_bytes=80) == 80 // (4 * 2)
+    monkeypatch.setattr(layers, "MAX_ACTIVATION_BYTES", 80)
+    assert chunk_size(risk_of(module, torch.ones(3, 4)), mean_output, limit=100) == 80 // (4 * 2)
 
 
 class Squeezed(nn.Module):
@@ -102,12 +104,13 @@ def test_networks_of_any_kind_have_products(make: Callable[[], nn.Module]) -> No
     )
 
 
-def test_so_have_those_that_drop_an_axis_of_one() -> None:
+def test_so_have_those_that_drop_an_axis_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     module = Squeezed(nn.Linear(4, 1).double()).eval()
     risk = risk_of(module, torch.ones(3, 4).double())
-    assert chunk_size(risk, None, 9, 8 * 5 * 4) == 4
-    assert chunk_size(risk, every_output, 9, 8 * 5 * 4) == 9
+    monkeypatch.setattr(layers, "MAX_ACTIVATION_BYTES", 8 * 5 * 4)
+    assert chunk_size(risk, None, 9) == 4
+    assert chunk_size(risk, every_output, 9) == 9
 
 
 def test_room_is_shared() -> None:

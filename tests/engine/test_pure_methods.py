@@ -56,6 +56,21 @@ class Writes(SGD):
 
 
 @dataclass(frozen=True)
+class WritesLater(SGD):
+    """Only once a task is consolidated."""
+
+    name = "later"
+
+    def consolidate(self, model: Any, params: Any, memory: Any, data: Any) -> Any:
+        return {"n": torch.zeros(())}
+
+    def objective(self, model: Any, params: Any, memory: Any, batch: Any) -> Any:
+        if "n" in memory:
+            memory["n"] = memory["n"] + 1
+        return model.loss(params, batch.x, batch.y)
+
+
+@dataclass(frozen=True)
 class Predicts(Writes):
     name = "predicts"
 
@@ -241,6 +256,7 @@ class OtherProtocol(Algorithm):
     [
         (Global, "global gives different losses for the same step: it keeps state outside of its memory"),
         (Writes, "writes.objective writes n into the memory"),
+        (WritesLater, "later.objective writes n into the memory"),
         (Predicts, "predicts.predict writes seen into the memory"),
         (
             ObservesInPlace,

@@ -123,8 +123,9 @@ def test_every_step_and_every_run_has_its_own_key() -> None:
         keys.clear()
         trained(challenge(recorded), SGD(), "sequential")
         checked = [key for key in keys if key != 0]  # 0 is the key of the transform's check
-        assert checked[:2] == checked[2:4], "two steps, repeated to check the algorithm"
-        steps += checked[4:]
+        repeated = checked[:2], checked[2:4], checked[4:6]
+        assert repeated[0] == repeated[1] == repeated[2], "two steps, repeated to check the algorithm"
+        steps += checked[6:]
     assert len(steps) == 2 * 2 * 2 * 2 * 3, "repetitions, runs, tasks, epochs, steps"
     assert steps[: len(steps) // 2] == steps[len(steps) // 2 :], "the same when trained again"
     assert len(set(steps)) == len(steps) // 2

@@ -150,10 +150,8 @@ def _is_affine(layer: Layer) -> bool:
     return not own and not layer._forward_hooks
 
 
-def chunk_size(risk: Risk, cotangents: Cotangents | None, limit: int, max_bytes: int | None = None) -> int:
-    """Return the largest number of samples, up to `limit`, whose activations fit into `max_bytes`.
-
-    By default these are the bytes of `memory_budget`, which the runs that `vmap` computes together share.
+def chunk_size(risk: Risk, cotangents: Cotangents | None, limit: int) -> int:
+    """Return the largest number of samples, up to `limit`, whose activations fit into the `memory_budget`.
 
     Counted are the layers' inputs and, once or for each cotangent, their outputs, on the first sample. If the network
     fails on one sample alone, the result is `limit`, and the pass itself will report the error.
@@ -173,8 +171,7 @@ def chunk_size(risk: Risk, cotangents: Cotangents | None, limit: int, max_bytes:
             vectors = 1 if cotangents is None else cotangents(outputs, first.y).shape[1]
     except Exception:
         return limit
-    budget = memory_budget(risk.params) if max_bytes is None else max_bytes
-    return max(1, min(limit, budget // max(1, input_bytes + vectors * output_bytes)))
+    return max(1, min(limit, memory_budget(risk.params) // max(1, input_bytes + vectors * output_bytes)))
 
 
 def memory_budget(params: Mapping[str, Tensor]) -> int:

@@ -159,13 +159,14 @@ def check_steps(cohort: Cohort, loader: Loader) -> None:
     vars(alone).update(draws=cohort.draws, shared_network=cohort.shared_network)  # those of the first member
 
     def steps() -> tuple[Tensor, Tensor]:
-        state, executor = alone.initial_state(loader.example()), Sequential(alone)
+        state, executor = alone.initial_state(loader.example()), Sequential(alone, checked=True)
         executor.before_epoch(state, 0)
         copies = [State.from_tree(tree.map_tree(torch.clone, state.as_tree()), state.clock) for _ in range(2)]
         first = executor.epoch(copies[0], short_loader, 0, lambda steps: None)
         with torch.no_grad():
             for method in (
                 lambda: executor.consolidate(state, loader, limit=8),
+                lambda: executor.epoch(state, short_loader, 0, lambda steps: None),  # with that memory
                 lambda: executor.predict(state, slice(0, 1), loader.x[None, :2], 0),
             ):
                 try:

@@ -42,9 +42,9 @@ class Executor(ABC):
     note: str = ""
     """What a user should know about how the cohort was executed; empty if all went as expected."""
 
-    def __init__(self, cohort: Cohort) -> None:
+    def __init__(self, cohort: Cohort, checked: bool = False) -> None:
         self.cohort = cohort
-        self.program = Program(cohort.algorithm, cohort.model(self.vectorised), cohort.optimizer)
+        self.program = Program(cohort.algorithm, cohort.model(self.vectorised), cohort.optimizer, checked)
         self.hyper = cohort.hyper()
         self.step: CompiledStep = partial(step, self.program, map=vmap if self.vectorised else unmapped)
         compile_step = accelerate.find("step.compile")

@@ -99,6 +99,8 @@ class Program:
     algorithm: Algorithm
     model: Model
     optimizer: Optimizer = PLAIN_SGD
+    checked: bool = False
+    """Whether methods that are called in every step are checked too."""
 
     def before_epoch(
         self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, epoch: int, epochs: int
@@ -172,12 +174,16 @@ class Program:
         """Yield the algorithm with this run's hyperparameters, now tensors, in its float fields, to call a method.
 
         Raise an error if the method keeps something on the object, which would be lost, or replaces entries of a dict
-        that it is given, which would be kept or lost depending on the executor.
+        that it is given, which would be kept or lost depending on the executor. Methods of a step are checked in the
+        rehearsal only, for that takes up to a tenth of a step.
         """
         bound = self.algorithm
         if hyper["algorithm"]:
             bound = object.__new__(type(bound))  # `copy` would write into the class, whose content names its runs
             bound.__dict__.update(self.algorithm.__dict__ | hyper["algorithm"])
+        if method in ("objective", "direction", "observe") and not self.checked:
+            yield bound
+            return
         attributes, entries = dict(vars(bound)), {name: tree.flatten(part) for name, part in given.items()}
         name = f"{bound.name}.{method}"
         try:
